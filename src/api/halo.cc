@@ -53,7 +53,7 @@ Status take_edges(const mdp_edge* given, int32_t ndim, std::vector<Edge>* out) {
   return {};
 }
 
-// Of each field, one after another.
+// Of each field, one after another. Zeros alone are the same as none.
 Status take_staggered(const mdp_halo_config& config, HaloShape* shape) {
   if (config.staggered == nullptr) return {};
   if (Status status = check_pointer(config.staggered, "config.staggered", alignof(int64_t)); !status) return status;
@@ -66,6 +66,8 @@ Status take_staggered(const mdp_halo_config& config, HaloShape* shape) {
     }
     shape->staggered.emplace_back(given, given + ndim);
   }
+  const int64_t* const end = config.staggered + shape->fields * ndim;
+  if (std::all_of(config.staggered, end, [](int64_t longer) { return longer == 0; })) shape->staggered.clear();
   return {};
 }
 

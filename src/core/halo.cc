@@ -98,7 +98,15 @@ Result<std::shared_ptr<Halo>> Halo::create(const std::shared_ptr<Comm>& comm, Ha
 }
 
 Status Halo::plan(const std::vector<std::vector<int64_t>>& parts) {
-  if (Status planned = plan_kinds(parts); !planned) return planned;
+  const std::vector<int64_t> none(shape_.ndim());
+  if (Status added = add_kind(none, parts); !added) return added;
+  for (size_t f = 0; f < shape_.fields; ++f) {
+    const std::vector<int64_t>& staggered = shape_.staggered.empty() ? none : shape_.staggered[f];
+    const auto known = std::find_if(kinds_.begin(), kinds_.end(), [&](const Kind& one) { return one.staggered == staggered; });
+    kind_of_.push_back(static_cast<size_t>(known - kinds_.begin()));
+    if (known != kinds_.end()) continue;
+    if (Status added = add_kind(staggered, parts); !added) return added;
+  }
   Counts out(static_cast<size_t>(comm_->size())), in(out.size());
   for (int rank = 0; rank < comm_->size(); ++rank) {
     Shared shared = shared_with(rank);
@@ -130,24 +138,13 @@ Status Halo::plan(const std::vector<std::vector<int64_t>>& parts) {
   return {};
 }
 
-Status Halo::plan_kinds(const std::vector<std::vector<int64_t>>& parts) {
-  const std::vector<int>& members = comm_->group().members();
-  const std::vector<int64_t> none(shape_.ndim());
-  auto cuts = cut_of(shape_, none, parts, members);
+Status Halo::add_kind(const std::vector<int64_t>& staggered, const std::vector<std::vector<int64_t>>& parts) {
+  auto cuts = cut_of(shape_, staggered, parts, comm_->group().members());
   if (!cuts) return cuts.status();
-  cuts_ = *std::move(cuts);
-  for (size_t f = 0; f < shape_.fields; ++f) {
-    const std::vector<int64_t>& staggered = shape_.staggered.empty() ? none : shape_.staggered[f];
-    const auto known = std::find_if(kinds_.begin(), kinds_.end(), [&](const Kind& kind) { return kind.staggered == staggered; });
-    kind_of_.push_back(static_cast<size_t>(known - kinds_.begin()));
-    if (known != kinds_.end()) continue;
-    auto own_cuts = cut_of(shape_, staggered, parts, members);
-    if (!own_cuts) return own_cuts.status().with_context(text("fields[", f, "], staggered by ", shape_text(staggered)));
-    Kind kind{staggered, {}, *std::move(own_cuts), {}};
-    kind.padded = padded_of(kind, comm_->rank());
-    kind.boxes = halo_boxes(shape_, kind.cuts, comm_->rank());
-    kinds_.push_back(std::move(kind));
-  }
+  Kind kind{staggered, {}, *std::move(cuts), {}};
+  kind.padded = padded_of(kind, comm_->rank());
+  kind.boxes = halo_boxes(shape_, kind.cuts, comm_->rank());
+  kinds_.push_back(std::move(kind));
   return {};
 }
 
@@ -186,7 +183,7 @@ std::vector<int64_t> Halo::padded_of(const Kind& kind, int rank) const {
 std::vector<StridedArray> Halo::arrays_of(int rank, std::byte* begin) const {
   std::vector<StridedArray> arrays;
   for (size_t a = 0; a < shape_.arrays; ++a) {
-    std::vector<int64_t> padded = padded_of(kinds_[kind_of_[a % shape_.fields]], rank);
+    std::vector<int64_t> padded = padded_of(kind(a), rank);
     arrays.push_back({begin, shape_.type, padded, dense_strides(padded)});
     begin += room_for(padded, shape_.type);
   }
@@ -195,7 +192,7 @@ std::vector<StridedArray> Halo::arrays_of(int rank, std::byte* begin) const {
 
 uint64_t Halo::own_bytes() const {
   uint64_t bytes = 0;
-  for (size_t a = 0; a < shape_.arrays; ++a) bytes += room_for(kinds_[kind_of_[a % shape_.fields]].padded, shape_.type);
+  for (size_t a = 0; a < shape_.arrays; ++a) bytes += room_for(kind(a).padded, shape_.type);
   return bytes;
 }
 
@@ -217,7 +214,7 @@ Status Halo::check(const std::vector<StridedArray>& fields) const {
     if (fields[f].type != shape_.type) {
       return invalid("fields[", f, "].dtype is ", name_of(fields[f].type), "; this halo was created for ", name_of(shape_.type));
     }
-    const std::vector<int64_t>& padded = kinds_[kind_of_[f]].padded;
+    const std::vector<int64_t>& padded = kind(f).padded;
     if (fields[f].shape != padded) {
       return invalid("fields[", f, "] has shape ", shape_text(fields[f].shape), "; this rank's part with its halo has ",
                      shape_text(padded));
@@ -251,7 +248,7 @@ Status Halo::clear(const HaloBox& box, const StridedArray& field, void* caller) 
 Status Halo::forward(void* caller) {
   for (size_t f = 0; f < fields_.size(); ++f) {
     const StridedArray& field = fields_[f];
-    for (const HaloBox& box : kinds_[kind_of_[f]].boxes) {
+    for (const HaloBox& box : kind(f).boxes) {
       Status done;
       if (box.owner == kBoxZero) done = clear(box, field, caller);
       if (box.owner == comm_->rank()) done = backend().copy(halo_of(field, box), source_of(field, box), false, caller);
@@ -283,7 +280,7 @@ Status Halo::start(std::vector<StridedArray> fields, bool backward, void* caller
   });
 }
 
-Status Halo::read_lent(const Shared& shared, const std::vector<StridedArray>& theirs, void* caller) const {
+Status Halo::read_lent(const Shared& shared, std::span<const StridedArray> theirs, void* caller) const {
   for (size_t f = 0; f < fields_.size(); ++f) {
     for (const HaloBox& box : (backward_ ? shared.lent : shared.halo)[kind_of_[f]]) {
       const StridedArray here = backward_ ? source_of(fields_[f], box) : halo_of(fields_[f], box);
@@ -299,9 +296,8 @@ Status Halo::take(const Shared& shared, void* caller) const {
   if (bytes_of(backward_ ? shared.lent : shared.halo) == 0) return {};
   uint64_t lends = 0;
   if (const std::byte* const lent = exchange_->lent_by(shared.rank, &lends); lent != nullptr) {
-    std::vector<StridedArray> theirs = arrays_of(shared.rank, const_cast<std::byte*>(lent));  // only read
-    theirs.erase(theirs.begin(), theirs.begin() + static_cast<std::ptrdiff_t>(lends - 1));
-    return read_lent(shared, theirs, caller);
+    const std::vector<StridedArray> theirs = arrays_of(shared.rank, const_cast<std::byte*>(lent));  // only read
+    return read_lent(shared, std::span(theirs).subspan(lends - 1), caller);
   }
   auto* const from = const_cast<std::byte*>(exchange_->incoming(shared.rank));  // only read
   return backward_ ? move(Move::add_to_part, shared.lent, from, caller) : move(Move::unpack_halo, shared.halo, from, caller);
@@ -331,7 +327,7 @@ Status Halo::take_all(void* caller) {
 
 Status Halo::clear_halos(void* caller) const {
   for (size_t f = 0; f < fields_.size(); ++f) {
-    for (const HaloBox& box : kinds_[kind_of_[f]].boxes) {
+    for (const HaloBox& box : kind(f).boxes) {
       if (box.owner == kBoxKept) continue;
       if (Status cleared = clear(box, fields_[f], caller); !cleared) return cleared;
     }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "core/comm.h"
@@ -25,7 +26,7 @@ class Halo {
   Status finish(void* caller);
 
   const HaloShape& shape() const noexcept { return shape_; }
-  const std::vector<HaloCut>& cuts() const noexcept { return cuts_; }
+  const std::vector<HaloCut>& cuts() const noexcept { return kinds_.front().cuts; }
   std::vector<int64_t> coords() const { return shape_.coords_of(comm_->rank()); }
 
  private:
@@ -45,7 +46,9 @@ class Halo {
 
   Halo(std::shared_ptr<Comm> comm, HaloShape shape) : comm_(std::move(comm)), shape_(std::move(shape)) {}
   Status plan(const std::vector<std::vector<int64_t>>& parts);
-  Status plan_kinds(const std::vector<std::vector<int64_t>>& parts);
+  Status add_kind(const std::vector<int64_t>& staggered, const std::vector<std::vector<int64_t>>& parts);
+  // Of a field, or of an array of its own.
+  const Kind& kind(size_t number) const noexcept { return kinds_[kind_of_[number % shape_.fields]]; }
   Shared shared_with(int rank) const;
   uint64_t bytes_of(const std::vector<Boxes>& boxes) const;  // of all fields
   Backend& backend() const noexcept { return *comm_->context().backend; }
@@ -67,7 +70,7 @@ class Halo {
   std::vector<int64_t> padded_of(const Kind& kind, int rank) const;
   uint64_t own_bytes() const;
   // Brings it to the halo here, or, backward, adds it to the part.
-  Status read_lent(const Shared& shared, const std::vector<StridedArray>& theirs, void* caller) const;
+  Status read_lent(const Shared& shared, std::span<const StridedArray> theirs, void* caller) const;
   Status take(const Shared& shared, void* caller) const;
   Status add_own(const Shared& shared, void* caller) const;
   Status take_all(void* caller);
@@ -75,8 +78,7 @@ class Halo {
 
   const std::shared_ptr<Comm> comm_;  // a channel of its own
   const HaloShape shape_;
-  std::vector<HaloCut> cuts_;  // of what is not staggered
-  std::vector<Kind> kinds_;
+  std::vector<Kind> kinds_;        // the first is not staggered
   std::vector<size_t> kind_of_;    // of each field
   std::vector<Shared> shared_;     // by rank, this one among them if it has boxes of its own
   std::unique_ptr<Memory> alone_;  // of own_, without neighbours

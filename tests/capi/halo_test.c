@@ -530,7 +530,10 @@ static void refused_alike(const mdp_unique_id* id, int32_t rank, int32_t n, void
   OK(mdp_halo_create(r.comm, &config, &halo));
   fields_refused(&r, halo, shape);
   mdp_halo_destroy(halo);
-  const int64_t mine[] = {0, rank};
+  const int64_t mine[] = {0, rank}, none[] = {0, 0};
+  config.staggered = rank == 0 ? NULL : none;
+  OK(mdp_halo_create(r.comm, &config, &halo)); /* the same */
+  mdp_halo_destroy(halo);
   FAILS(MDP_E_DESYNC, "staggered [0,1]", (config.staggered = mine, mdp_halo_create(r.comm, &config, &halo)));
   config.staggered = NULL;
   FAILS(MDP_E_DESYNC, "create different halos", (low[1] = 1 + rank, mdp_halo_create(r.comm, &config, &halo)));

@@ -133,7 +133,7 @@ class Hosts(unittest.TestCase):
             self.assertEqual(summary["sample"], of_one_host[2]["sample"])
 
     def test_context_parallel(self):
-        """A sequence within each host, and one over both: keys and values around the ring, and all to all."""
+        """A sequence over both hosts: keys and values around the ring, and all to all; and beside tensor parallelism."""
         hosts = TwoHosts(self)
         for way in (("--cp", "4", "--cp-form", "ring"), ("--cp", "4", "--cp-form", "all-to-all"), ("--tp", "2", "--cp", "2", "--sp")):
             of_one_host = train(4, "--heads", 4, "--steps", 3, *way)

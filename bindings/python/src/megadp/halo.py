@@ -83,7 +83,7 @@ class Halo(Closable):
             if len(values) != ndim:
                 raise invalid(f"{name} has {len(values)} values and grid {ndim}; it must be one value, or one for each dimension")
         count = whole(fields, "fields", 0, 2**32 - 1)
-        longer = [list(values) for values in staggered] if staggered is not None else [[0] * ndim] * max(1, count)
+        longer = [[0] * ndim] * max(1, count) if staggered is None else [list(values) for values in staggered]
         if len(longer) != max(1, count) or any(len(values) != ndim for values in longer):
             raise invalid(f"staggered is {staggered!r}; it must have {ndim} numbers, 0 or 1, for each of {max(1, count)} fields")
         elements = named(dtype)
@@ -93,7 +93,7 @@ class Halo(Closable):
                        grid=_list(grid, "grid"), shape=_list(shape, "shape"), low=_list(lows, "low"), high=_list(highs, "high"),
                        edges=(ctypes.c_uint32 * ndim)(*(choice(edge, f"edges[{d}]", EDGES) for d, edge in enumerate(all_edges))),
                        flags=_raw.MDP_HALO_FACES if faces else 0, arrays=whole(arrays, "arrays", 0, _INT64),
-                       staggered=_list([value for values in longer for value in values], "staggered") if staggered is not None else None)
+                       staggered=_list([value for values in longer for value in values], "staggered"))
         self._tree = comm._tree
         self._own(self._tree.make(comm._handle, lib.mdp_halo_create, _raw.mdp_halo, lib.mdp_halo_destroy, ctypes.byref(config)),
                   lib.mdp_halo_destroy)

@@ -22,12 +22,12 @@
 //! # Ok(())
 //! # }
 //! ```
-use super::operation::{by_dtype, lock, refused, storage_dtype, wrapped};
+use super::operation::{by_dtype, lock, storage_dtype, tensor, wrapped};
 use crate::comm::Comm;
 use crate::element::Element;
 use crate::error::{Code, Error};
 use crate::halo::{ArrayMut, Halo, HaloBuilder};
-use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Storage, Tensor, WithDType};
+use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, WithDType};
 use std::sync::{Arc, Mutex};
 
 /// A [`Halo`] of one field, around parts that are tensors. Clones are the same halo.
@@ -72,26 +72,17 @@ impl HaloPad {
 struct Exchange(Arc<Mutex<Halo>>);
 
 impl Exchange {
-    fn run<T: WithDType + Element>(&self, storage: &CpuStorage, layout: &Layout, backward: bool) -> Result<Vec<T>> {
+    fn run<T: WithDType + Element>(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
         let range = layout.start_offset()..layout.start_offset() + layout.shape().elem_count();
         let mut data = storage.as_slice::<T>()?[range].to_vec();
-        let mut fields = [wrapped(ArrayMut::new(&mut data, layout.dims()))?];
-        let mut halo = lock(&self.0);
-        wrapped(if backward { halo.backward(&mut fields) } else { halo.exchange(&mut fields) })?;
-        Ok(data)
+        wrapped(ArrayMut::new(&mut data, layout.dims()).and_then(|padded| lock(&self.0).exchange(&mut [padded])))?;
+        Ok((T::to_cpu_storage_owned(data), layout.shape().clone()))
     }
 
-    fn forward<T: WithDType + Element>(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        Ok((T::to_cpu_storage_owned(self.run::<T>(storage, layout, false)?), layout.shape().clone()))
-    }
-
-    fn back<T: WithDType + Element>(&self, grad: &Tensor) -> Result<Option<Tensor>> {
-        let grad = grad.contiguous()?;
-        let (storage, layout) = grad.storage_and_layout();
-        let Storage::Cpu(storage) = &*storage else {
-            return Err(refused("a gradient is on a device; these operations are those of the CPU".into()));
-        };
-        Ok(Some(Tensor::from_vec(self.run::<T>(storage, layout, true)?, grad.shape(), grad.device())?))
+    fn run_back<T: WithDType + Element>(&self, grad: &Tensor) -> Result<Tensor> {
+        let mut data = grad.flatten_all()?.to_vec1::<T>()?;
+        wrapped(ArrayMut::new(&mut data, grad.dims()).and_then(|padded| lock(&self.0).backward(&mut [padded])))?;
+        tensor(data, grad)
     }
 }
 
@@ -101,10 +92,10 @@ impl CustomOp1 for Exchange {
     }
 
     fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        by_dtype!(storage_dtype(storage), self.forward(storage, layout))
+        by_dtype!(storage_dtype(storage), self.run(storage, layout))
     }
 
     fn bwd(&self, _padded: &Tensor, _exchanged: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
-        by_dtype!(grad.dtype(), self.back(grad))
+        by_dtype!(grad.dtype(), self.run_back(grad)).map(Some)
     }
 }
