@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""megadp.jax with gradient transformations, optax's where it is installed, on 1 and 2 ranks: element-wise ones (jax_elementwise_cases.py), and
-those that need whole parameters (jax_whole_cases.py)."""
+"""megadp.jax with element-wise gradient transformations, optax's where it is installed, on 1, 2 and 3 ranks (jax_elementwise_cases.py)."""
 import importlib.util
 import os
 import tempfile
@@ -40,30 +39,6 @@ class Elementwise(Cases, unittest.TestCase):
         for ranks in (1, 2):
             with self.subTest(ranks=ranks):
                 self.run_case(ranks, "optax")
-
-    @unittest.skipIf(importlib.util.find_spec("optax") is None, "optax is not installed")
-    def test_optax_refused(self):
-        self.run_case(1, "optax_refused")
-
-
-class Whole(Cases, unittest.TestCase):
-    PROGRAM = "jax_whole_cases.py"
-
-    def test_by_hand(self):
-        for ranks in (2, 3):
-            with self.subTest(ranks=ranks):
-                self.run_case(ranks, "by_hand")
-
-    def test_saved(self):
-        with tempfile.TemporaryDirectory() as folder:
-            self.run_case(2, "saved", folder)
-
-    def test_refused(self):
-        self.run_case(2, "refused")
-
-    @unittest.skipIf(importlib.util.find_spec("optax") is None, "optax is not installed")
-    def test_optax(self):
-        self.run_case(2, "optax")
 
     @unittest.skipIf(importlib.util.find_spec("optax") is None, "optax is not installed")
     def test_optax_refused(self):
