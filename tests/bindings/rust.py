@@ -197,9 +197,10 @@ def expect_layers(stage, crate):
 
 def like_the_library(build_dir):
     """What makes the build script compile as this build's library was compiled, so that a compiler cache has all of it: the same options, from
-    a folder that lies to the sources as this build's does, since a cache may know paths by how they lie to that."""
+    a folder that lies to the sources as this build's does, since the cache knows paths by how they lie to that."""
     generator = {"CMAKE_GENERATOR": "Ninja"} if shutil.which("ninja") else {}
-    return dict(generator, MEGADP_LIBRARY="", MEGADP_CMAKE_OPTIONS="-DMEGADP_WERROR=ON", MEGADP_BUILD_DIR=build_dir)
+    return dict(generator, MEGADP_LIBRARY="", MEGADP_CMAKE_OPTIONS="-DMEGADP_WERROR=ON", MEGADP_BUILD_DIR=build_dir,
+                CCACHE_BASEDIR=os.path.dirname(build_dir))
 
 
 def expect_own_folder(stage, crate):
@@ -230,8 +231,7 @@ def package(stage):
     if tuple(map(int, re.match(r"cargo (\d+)\.(\d+)", version).groups())) < (1, 90):
         skip("cargo 1.90 or newer is needed to package crates of a workspace that depend on each other")
     with tempfile.TemporaryDirectory(prefix="megadp-packages-") as outside:
-        # A folder of its own: it holds nothing that was built before. The compiler cache sees paths as they lie to the folder of the build.
-        stage.env.update(CARGO_TARGET_DIR=os.path.join(outside, "target"), CCACHE_BASEDIR=outside, CCACHE_NOHASHDIR="1")
+        stage.env.update(CARGO_TARGET_DIR=os.path.join(outside, "target"))  # of its own: it holds nothing that was built before
         stage.run_cargo("package", "--workspace", "--no-verify", "--allow-dirty")
         for path in sorted(glob.glob(os.path.join(outside, "target", "package", "*.crate"))):
             print(f"{os.path.basename(path)}: {os.path.getsize(path)} bytes")
