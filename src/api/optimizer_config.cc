@@ -333,7 +333,8 @@ Result<Scaler> take_scaler(const mdp_scaler* given) {
   const double scale = or_else(ours->scale, 65536);
   if (Status status = check_divisor(scale, "scaler.scale"); !status) return status;
   if (Status status = check_divisor(scaler.least, "scaler.min_scale"); !status) return status;
-  if (!constant && scale < scaler.least) {
+  // In f32, in which the scale is kept: at its floor it is there what rounding made of min_scale.
+  if (!constant && static_cast<float>(scale) < static_cast<float>(scaler.least)) {
     return invalid("scaler.scale is ", scale, ", below scaler.min_scale, ", scaler.least, "; it must be at least that");
   }
   if (!(scaler.growth_factor >= 1 && scaler.growth_factor <= kMostLossScale)) {

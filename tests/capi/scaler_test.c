@@ -114,6 +114,7 @@ static const sequence sequences[] = {
     {{.scale = 4, .min_scale = 1, .hysteresis = 1}, "xxxx", {2, 1, 1, 1}},
     {{.scale = 8, .growth_interval = 1, .growth_factor = 4, .backoff_factor = 0.25}, "..x.", {32, 128, 32, 128}},
     {{.scale = 10, .min_scale = 3, .growth_interval = 2, .backoff_factor = 0.5}, "xx.x.", {5, 3, 3, 3, 3}},
+    {{.scale = 1, .min_scale = 0.7, .hysteresis = 1}, "x.x", {0.7F, 0.7F, 0.7F}}, /* as f32 it is below 0.7 */
     {{.scale = 64, .growth_interval = 1, .flags = MDP_SCALER_CONSTANT}, "x..x", {64, 64, 64, 64}},
 };
 
@@ -134,6 +135,8 @@ static void follow(const mdp_unique_id* id, int32_t rank, int32_t n, void* argum
     CHECK(scaled_step(&j, step, hole).step == taken);
     CHECK(scaler_now(&j).scale == s->wanted[step]);
     CHECK((double)*(const float*)place.data == s->wanted[step]); /* it was lent once */
+    scaler = scaler_now(&j);
+    OK(mdp_optimizer_set_scaler(j.optimizer, &scaler)); /* what is told can be given back */
   }
   job_close(&j);
 }
