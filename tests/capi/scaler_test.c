@@ -135,9 +135,9 @@ static void follow(const mdp_unique_id* id, int32_t rank, int32_t n, void* argum
     CHECK(scaled_step(&j, step, hole).step == taken);
     CHECK(scaler_now(&j).scale == s->wanted[step]);
     CHECK((double)*(const float*)place.data == s->wanted[step]); /* it was lent once */
-    scaler = scaler_now(&j);
-    OK(mdp_optimizer_set_scaler(j.optimizer, &scaler)); /* what is told can be given back */
   }
+  scaler = scaler_now(&j);
+  OK(mdp_optimizer_set_scaler(j.optimizer, &scaler)); /* what is told can be given back */
   job_close(&j);
 }
 

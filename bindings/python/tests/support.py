@@ -13,6 +13,9 @@ BUILD = os.path.join(ROOT, "build")
 PROGRAM = os.environ.get("MEGADP_PROGRAM", os.path.join(BUILD, "bin", "megadp"))
 ABI_JSON = os.environ.get("MEGADP_ABI_JSON", os.path.join(BUILD, "lib", "abi.json"))
 DIGITS = os.environ.get("MEGADP_DIGITS", os.path.join(BUILD, "bindings", "digits.csv"))
+# JAX keeps all that it has compiled: every rank of every case compiles the same, for longer than it computes.
+KEPT_BY_JAX = {"JAX_COMPILATION_CACHE_DIR": os.path.join(os.environ.get("MEGADP_BINDINGS_BUILD", os.path.join(BUILD, "bindings")), "jax-compiled"),
+               "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
 PATIENCE = 240  # seconds until a program counts as hanging
 TOLERANCE_RANKS, TOLERANCE_REFERENCE = 1e-6, 1e-4
 
@@ -20,16 +23,8 @@ TOLERANCE_RANKS, TOLERANCE_REFERENCE = 1e-6, 1e-4
 def environment(**more):
     """This one's, with our package to be imported, and without what would make a launcher of a test's own surroundings."""
     found = {name: value for name, value in os.environ.items() if not name.startswith(("MEGADP_RANK", "MEGADP_NRANKS", "SLURM_", "OMPI_"))}
-    found.update(PYTHONPATH=os.path.join(PACKAGE, "src"), PYTHONDONTWRITEBYTECODE="1", PYTHONUNBUFFERED="1", **kept_by_jax(), **more)
+    found.update(PYTHONPATH=os.path.join(PACKAGE, "src"), PYTHONDONTWRITEBYTECODE="1", PYTHONUNBUFFERED="1", **KEPT_BY_JAX, **more)
     return found
-
-
-def kept_by_jax():
-    """What makes JAX keep all that it has compiled in this build's folder: every rank of every case compiles the same, for longer than it
-    computes."""
-    folder = os.environ.get("MEGADP_BINDINGS_BUILD")
-    return {"JAX_COMPILATION_CACHE_DIR": os.path.join(folder, "jax-compiled"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"} if folder else {}
 
 
 def run_ranks(ranks, arguments, python=sys.executable, program=PROGRAM, env=None):
