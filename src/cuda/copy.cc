@@ -69,6 +69,8 @@ Status stage(const Places& on, const StridedArray& to, const StridedArray& from,
   // The next copy may have the staging arrays on return.
   const Status reached = gpu.check(plugin.stream_synchronize(gpu.device(), stream), "copying an array");
   if (done.ok()) done = reached;
+  // A collective before it may have been ended by a failure.
+  if (done.ok() && !to_device && gpu.failed()) done = gpu.failure();
   return done.ok() && !to_device ? on.host.copy(to, pinned, false, nullptr) : done;
 }
 
