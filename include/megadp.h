@@ -601,7 +601,7 @@ MDP_API mdp_status mdp_comm_create(const mdp_comm_config* config, const mdp_uniq
 MDP_API mdp_status mdp_comm_split(mdp_comm* comm, int32_t color, int32_t key, mdp_comm** out);
 
 /* This rank, 0 to size - 1; the number of ranks; and the rank in the world of rank `rank` of comm, which is the number in every error. -1
- * if an argument is wrong; mdp_last_error then says why. Local, any thread. */
+ * if an argument is wrong. Local, any thread. */
 MDP_API int32_t mdp_comm_rank(const mdp_comm* comm);
 MDP_API int32_t mdp_comm_size(const mdp_comm* comm);
 MDP_API int32_t mdp_comm_world_rank(const mdp_comm* comm, int32_t rank);
@@ -619,7 +619,8 @@ MDP_API mdp_status mdp_comm_event_fd(mdp_comm* comm, int32_t* out);
  */
 MDP_API mdp_status mdp_comm_abort(mdp_comm* comm);
 
-/* Drops this handle. The context ends with its last handle; the other ranks are told that this rank has left. */
+/* Drops this handle. The last ends the context: others learn that this rank left, with CUDA once they have what it sent (within a
+ * second). */
 MDP_API void mdp_comm_destroy(mdp_comm* comm);
 
 /* ── Collectives on the caller's arrays ──────────────────────────────────────────────────────────────────────────────────────────

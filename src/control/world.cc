@@ -87,7 +87,7 @@ class JoinedWorld final : public World {
     return (*answer)->parts.front()->bytes;
   }
 
-  void end_line(const std::vector<int>& members, uint64_t line) noexcept override { monitor_->end_line(members, line); }
+  Ended end_line(const std::vector<int>& members, uint64_t line) noexcept override { return monitor_->end_line(members, line); }
 
   Result<std::vector<Fd>> share(const std::vector<int>& members, const char* what, const Fd& mine) override {
     Status status = check_members(*this, members);

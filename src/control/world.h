@@ -11,6 +11,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -87,8 +88,10 @@ class World {
                                                   uint64_t line = 0) = 0;
   // Everyone gets what the first member gives; what others give is dropped.
   virtual Result<std::string> broadcast(const std::vector<int>& members, const char* what, const std::string& mine, uint64_t line = 0) = 0;
-  // Local: nothing comes on the line from this rank any more, nor is anything kept of it.
-  virtual void end_line(const std::vector<int>& /*members*/, uint64_t /*line*/) noexcept {}
+  // Local, does not wait: nothing comes on the line from this rank any more, nor is anything kept of it. What it returns becomes true when
+  // that holds of all members, or one of them has left; null if nobody can tell.
+  using Ended = std::shared_ptr<const std::atomic<bool>>;
+  virtual Ended end_line(const std::vector<int>& /*members*/, uint64_t /*line*/) noexcept { return nullptr; }
   // Each gives a descriptor (kept open by the caller) and gets a duplicate of everyone's, its own included. All on one node. If one of them
   // gives an invalid descriptor, all get Code::system; a rank that may not open more descriptors gets it alone.
   virtual Result<std::vector<Fd>> share(const std::vector<int>& members, const char* what, const Fd& mine) = 0;

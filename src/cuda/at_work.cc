@@ -30,6 +30,7 @@ Threads& threads() {
 }
 
 std::atomic<pid_t> process{0};
+thread_local int at_work_here = 0;
 
 // A forked child has none of the threads, and perhaps the mutex as one of them held it. Registered more than once, it waits once.
 void wait_at_exit() {
@@ -47,12 +48,18 @@ AtWork::AtWork() {
   std::unique_lock lock(all.mutex);
   all.changed.wait(lock, [&all] { return !all.exiting; });
   ++all.at_work;
+  ++at_work_here;
 }
 
 AtWork::~AtWork() {
   Threads& all = threads();
   const std::lock_guard lock(all.mutex);
+  --at_work_here;
   if (--all.at_work == 0) all.changed.notify_all();
+}
+
+bool AtWork::is_this_thread() noexcept {
+  return at_work_here > 0;
 }
 
 void AtWork::awaited_at_exit(Loaded what) {

@@ -20,6 +20,8 @@ class AtWork {
   AtWork(const AtWork&) = delete;
   AtWork& operator=(const AtWork&) = delete;
 
+  // Whether the calling thread is one of them, and at it.
+  static bool is_this_thread() noexcept;
   // To be called when it is there: what is registered last for the exit comes first in it.
   static void awaited_at_exit(Loaded what);
 };

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/backend.h"
 
+#include <chrono>
 #include <cstdlib>
+#include <thread>
 #include <utility>
 
+#include "base/deadline.h"
 #include "control/agreement.h"
+#include "cuda/at_work.h"
 #include "cuda/copy.h"
 #include "cuda/group.h"
 
@@ -74,6 +78,14 @@ Status agree_on_devices(const Gpu& gpu) {
 
 }  // namespace
 
+// Mostly some milliseconds: what calls of CUDA and NCCL take, and until the other ranks have what this one sent. A destroy takes no longer
+// than this where others do not come.
+CudaBackend::LastHolders::~LastHolders() {
+  constexpr uint64_t kMostNs = 1'000'000'000;
+  const Deadline end = Deadline::after_ns(kMostNs);
+  while (!gpu.expired() && !end.passed()) std::this_thread::sleep_for(std::chrono::microseconds(100));
+}
+
 CudaBackend::CudaBackend(std::shared_ptr<Gpu> gpu, std::shared_ptr<Backend> host, bool exact)
     : gpu_(std::move(gpu)),
       watch_(std::make_shared<Watch>(gpu_->world())),
@@ -87,6 +99,7 @@ CudaBackend::~CudaBackend() {
   // Longer than the host's streams have: the caller's own work may be in front of the last collectives. Nobody waits for it but the watch.
   constexpr uint64_t kGraceNs = 2'000'000'000;
   watch_->abandon(kGraceNs);
+  if (!AtWork::is_this_thread() && !gpu_->failed()) others_.gpu = gpu_->presence();
   if (moving_stream_ != nullptr) gpu_->plugin().stream_destroy(gpu_->device(), moving_stream_);
 }
 

@@ -68,6 +68,14 @@ class CudaBackend final : public Backend {
   Status check(int32_t result, const char* what) const { return gpu_->check(result, what); }
   Status move(void* to, const void* from, size_t bytes);
 
+  // Waits a moment for the library's own threads, which may hold the device, and so the world, a little longer than its last user. The
+  // world's goodbye comes after them, and a process that ended before it would seem to have died.
+  struct LastHolders {
+    std::weak_ptr<const void> gpu;
+    ~LastHolders();
+  };
+
+  LastHolders others_;  // declared first: its turn is when the members below have let go
   const std::shared_ptr<Gpu> gpu_;
   const std::shared_ptr<Watch> watch_;
   const std::shared_ptr<Backend> host_;

@@ -4,12 +4,14 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <new>
 #include <thread>
 
 #include "base/deadline.h"
 #include "control/agreement.h"
 #include "control/net/frame.h"
 #include "cuda/at_work.h"
+#include "cuda/watch.h"
 
 namespace megadp::cuda {
 namespace {
@@ -52,15 +54,41 @@ void wait_for_words(const Gpu& gpu) {
   }
 }
 
+// What is left of a communicator.
+struct Remains {
+  Remains(std::shared_ptr<Gpu> on, NcclComm* of) noexcept : gpu(std::move(on)), comm(of) {}
+  ~Remains() {
+    if (gpu->usable_here()) gpu->plugin().comm_destroy(comm);
+  }
+  Remains(const Remains&) = delete;
+  Remains& operator=(const Remains&) = delete;
+  const std::shared_ptr<Gpu> gpu;
+  NcclComm* const comm;
+};
+
 }  // namespace
 
-Communicator::Communicator(std::shared_ptr<Gpu> gpu, std::vector<int> members, uint64_t line)
-    : gpu_(std::move(gpu)), members_(std::move(members)), rank_(place_of(gpu_->world().rank(), members_)), line_(line) {}
+Communicator::Communicator(std::shared_ptr<Gpu> gpu, std::shared_ptr<Watch> watch, std::vector<int> members, uint64_t line)
+    : gpu_(std::move(gpu)),
+      watch_(std::move(watch)),
+      members_(std::move(members)),
+      rank_(place_of(gpu_->world().rank(), members_)),
+      line_(line) {}
 
+// This rank's collectives are over, which does not mean that the others have all of it: what is behind in the network NCCL's own threads
+// send, and they end with the communicator. So NCCL's outlives this one until the others are done with theirs, too.
 Communicator::~Communicator() {
   if (!gpu_->usable_here()) return;
-  if (comm_ != nullptr) gpu_->plugin().comm_destroy(comm_);
-  gpu_->world().end_line(members_, line_);
+  const World::Ended ended = gpu_->world().end_line(members_, line_);
+  if (comm_ == nullptr) return;
+  try {
+    auto remains = std::make_shared<Remains>(gpu_, comm_);
+    comm_ = nullptr;
+    if (ended == nullptr || aborted_) return;
+    watch_->drop(std::move(remains), nullptr, [gpu = gpu_, ended] { return ended->load(std::memory_order_acquire) || gpu->failed(); });
+  } catch (const std::bad_alloc&) {
+    if (comm_ != nullptr) gpu_->plugin().comm_destroy(comm_);
+  }
 }
 
 // Until NCCL is no longer at work in the background.

@@ -15,13 +15,15 @@
 
 namespace megadp::cuda {
 
+class Watch;
+
 // How long what is on its way from another rank may take: its part of a collective, or news of its failure.
 constexpr uint64_t kMomentNs = 500'000'000;
 
 class Communicator {
  public:
   // Local. Of `members` (world ranks, in the order of their ranks here), which all make theirs. `line`: of Gpu::line_of(), of its own.
-  Communicator(std::shared_ptr<Gpu> gpu, std::vector<int> members, uint64_t line);
+  Communicator(std::shared_ptr<Gpu> gpu, std::shared_ptr<Watch> watch, std::vector<int> members, uint64_t line);
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -54,6 +56,7 @@ class Communicator {
   Status create();
 
   const std::shared_ptr<Gpu> gpu_;
+  const std::shared_ptr<Watch> watch_;
   const std::vector<int> members_;
   const int rank_;
   const uint64_t line_;         // in the control plane: other threads exchange on theirs meanwhile

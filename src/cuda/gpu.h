@@ -32,6 +32,8 @@ class Gpu {
   int32_t index() const noexcept { return index_; }
   // Nothing of CUDA may be touched in a forked child, not even to free it.
   bool usable_here() const noexcept { return !world_->in_forked_child(); }
+  // Expires when this is gone, with its hold on the world.
+  std::weak_ptr<const void> presence() const noexcept { return presence_; }
 
   // ok for 0, Code::memory, Code::unsupported or Code::backend otherwise; `what` is what was tried, as in "allocating 64 bytes".
   Status check(int32_t result, std::string_view what) const;
@@ -58,6 +60,7 @@ class Gpu {
  private:
   Gpu(const PluginTable& plugin, std::shared_ptr<World> world, int32_t index) : plugin_(&plugin), world_(std::move(world)), index_(index) {}
 
+  const std::shared_ptr<const void> presence_ = std::make_shared<char>();  // declared first: it goes last
   const PluginTable* const plugin_;
   const std::shared_ptr<World> world_;
   const int32_t index_;

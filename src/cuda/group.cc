@@ -53,7 +53,7 @@ uint64_t sum_of(const Counts& counts) {
 
 std::shared_ptr<Member> make_member(std::shared_ptr<Gpu> gpu, std::shared_ptr<Watch> watch, std::shared_ptr<Group> control, bool exact) {
   const std::vector<int>& members = control->members();
-  auto communicator = std::make_shared<Communicator>(gpu, members, gpu->line_of(members));
+  auto communicator = std::make_shared<Communicator>(gpu, watch, members, gpu->line_of(members));
   return std::make_shared<Member>(std::move(communicator), std::move(watch), std::move(control), exact);
 }
 

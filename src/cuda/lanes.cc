@@ -25,7 +25,7 @@ Result<Lanes::Lane*> Lanes::lane(const CudaStream& beside, int rank, bool sends)
   const Direction direction{sends ? whole_->rank() : rank, sends ? rank : whole_->rank(), other.launched};
   const std::vector<int>& members = whole_->communicator()->members();
   std::vector<int> both{members[static_cast<size_t>(direction.from)], members[static_cast<size_t>(direction.to)]};
-  auto communicator = std::make_shared<Communicator>(whole_->gpu(), std::move(both), lane.line);
+  auto communicator = std::make_shared<Communicator>(whole_->gpu(), whole_->watch(), std::move(both), lane.line);
   lane.member = std::make_shared<Member>(std::move(communicator), whole_->watch(), whole_->shared_control(), false, direction);
   lane.stream = *std::move(stream);
   return &lane;

@@ -165,7 +165,8 @@ struct PluginTable {
   int32_t (*comm_state)(NcclComm* comm);  // 0, kPending, or the failure of the communicator
   // Ends its kernels, also while it is pending; may take a while. All later calls but deregister and destroy answer kAborted.
   int32_t (*comm_abort)(NcclComm* comm);
-  // Local: waits for no other rank. Its work has finished or was aborted. The handle is gone, also on failure.
+  // Local: waits for no other rank. Its work has finished, on the other ranks too, or was aborted: what NCCL has yet to send is not sent
+  // any more. The handle is gone, also on failure.
   int32_t (*comm_destroy)(NcclComm* comm);
   // Makes memory of nccl_allocate() known to NCCL. Collective over the communicator, with the same bytes on every rank: newer versions make
   // the memory of all ranks known to all. After kPending the registration is valid once comm_state() is 0.

@@ -22,6 +22,7 @@ namespace megadp::cuda {
 namespace {
 
 constexpr auto kPollInterval = std::chrono::milliseconds(1);
+constexpr auto kOthersInterval = std::chrono::milliseconds(10);
 
 struct Notice {
   std::shared_ptr<CudaEvent> event;
@@ -31,6 +32,7 @@ struct Notice {
 struct DeferredFree {
   std::shared_ptr<void> object;
   std::shared_ptr<CudaEvent> after;
+  std::function<bool()> ready;
 };
 
 struct Running {
@@ -66,6 +68,11 @@ struct Watch::State {
   int submitting = 0;    // nothing may be freed
 
   bool idle() const { return running.empty() && aborted.empty() && notices.empty() && doomed.empty(); }
+  // Nothing is left but what goes when other ranks are done, which may take them as long as they like.
+  bool waits_for_others() const {
+    return running.empty() && aborted.empty() && notices.empty() &&
+           std::all_of(doomed.begin(), doomed.end(), [](const DeferredFree& one) { return one.ready != nullptr; });
+  }
   bool start(const std::shared_ptr<State>& self);
   void run();
   bool look();
@@ -107,7 +114,7 @@ void Watch::State::run() {
     lock.unlock();
     const bool moved = look();
     lock.lock();
-    if (!moved && !idle()) changed.wait_for(lock, kPollInterval);
+    if (!moved && !idle()) changed.wait_for(lock, waits_for_others() ? kOthersInterval : kPollInterval);
   }
 }
 
@@ -183,7 +190,8 @@ void Watch::State::take_off_memory(Ended* ended) {
   }
   if (!running.empty() || !aborted.empty() || submitting > 0) return;
   for (size_t i = 0; i < doomed.size();) {
-    if (doomed[i].after != nullptr && !doomed[i].after->reached()) {
+    const DeferredFree& one = doomed[i];
+    if ((one.after != nullptr && !one.after->reached()) || (one.ready && !one.ready() && now_ns() < abandon_at_ns)) {
       ++i;
       continue;
     }
@@ -290,11 +298,11 @@ void Watch::notify(std::shared_ptr<CudaEvent> event, int fd) {
 }
 
 // The caller has no reference left once the watch has one: the last one frees memory, which waits for the device.
-void Watch::drop(std::shared_ptr<void> object, std::shared_ptr<CudaEvent> after) noexcept {
+void Watch::drop(std::shared_ptr<void> object, std::shared_ptr<CudaEvent> after, std::function<bool()> ready) noexcept {
   if (state_->usable_here()) {
     try {
       const std::lock_guard lock(state_->mutex);
-      state_->doomed.push_back({nullptr, std::move(after)});
+      state_->doomed.push_back({nullptr, std::move(after), std::move(ready)});
       state_->doomed.back().object = std::move(object);
       if (state_->start(state_)) return;
       object = std::move(state_->doomed.back().object);

@@ -61,8 +61,9 @@ class Watch {
   void add(Collective collective);
   // Writes the 8-byte value 1 to fd when the event is done.
   void notify(std::shared_ptr<CudaEvent> event, int fd);
-  // Drops `object` on the watch's thread, once the event (if any) is done and no collective is under way.
-  void drop(std::shared_ptr<void> object, std::shared_ptr<CudaEvent> after = nullptr) noexcept;
+  // Drops `object` on the watch's thread, once the event (if any) is done, no collective is under way, and `ready` (if any) says so or the
+  // owner's time is over.
+  void drop(std::shared_ptr<void> object, std::shared_ptr<CudaEvent> after = nullptr, std::function<bool()> ready = {}) noexcept;
   // The owner has gone: what is under way gets this long to end, then it is aborted.
   void abandon(uint64_t grace_ns) noexcept;
 

@@ -158,6 +158,48 @@ bool half_a_group() {
   return good;
 }
 
+// Rank 0 has its sum and goes, of a part of the communicator or altogether, while what it has sent is not with rank 1 yet.
+void go_before_it_has_arrived(KindRank& rank, bool of_a_part, std::atomic<bool>* arrived) {
+  const DeviceFloats values({1, 2, 3});
+  const std::vector<int64_t> shape = {3};
+  const mdp_tensor all = floats(values.data(), shape, rank.rank);
+  Comm part;
+  if (of_a_part) {
+    mdp_comm* made = nullptr;
+    ok(mdp_comm_split(rank.comm.get(), 0, 0, &made));
+    part.reset(made);
+  }
+  mdp_request* request = nullptr;
+  ok(mdp_all_reduce(of_a_part ? part.get() : rank.comm.get(), &all, &all, MDP_OP_SUM, nullptr, &request));
+  ok(mdp_request_wait(request, UINT64_MAX));
+  mdp_request_free(request);
+  require(values.values() == std::vector<float>{2, 4, 6}, "the sum is wrong");
+  if (rank.rank == 1) *arrived = true;
+  part.reset();
+  if (of_a_part) ok(mdp_barrier(rank.comm.get(), nullptr));
+  mdp_error_info info{};
+  info.struct_size = sizeof info;
+  ok(mdp_comm_error_info(rank.comm.get(), &info));
+  require(info.status == MDP_OK, info.text);
+  if (rank.rank == 1) return;
+  rank.comm.reset();
+  require(*arrived, "the process could have ended, and rank 1 had not got all");
+}
+
+bool goes_before_it_has_arrived() {
+  bool good = true;
+  standin::receiving_late() = 1;
+  for (const bool of_a_part : {false, true}) {
+    std::atomic<bool> arrived{false};
+    good = run_kind("a rank that goes first", {MDP_BACKEND_CUDA, 0, 60'000'000'000}, 2,
+                    [&](KindRank& rank) { go_before_it_has_arrived(rank, of_a_part, &arrived); }) &&
+           good;
+  }
+  standin::receiving_late() = -1;
+  standin::wait_for_threads();
+  return good;
+}
+
 }  // namespace
 
 int main() {
@@ -167,6 +209,7 @@ int main() {
   standin::wait_for_threads();
   good = different_calls() && good;
   good = half_a_group() && good;
+  good = goes_before_it_has_arrived() && good;
   std::cerr << (good ? "all passed" : "some FAILED") << "\n";
   return good ? 0 : 1;
 }

@@ -101,6 +101,9 @@ std::atomic<bool>& others_know();
 // As NCCL, which connects ranks when they first need it: the first collectives of a communicator are pending, and not in their stream,
 // until all its ranks have called theirs.
 std::atomic<bool>& connects_late();
+// As over a network: this rank (-1: none) has what the others brought to a collective later than they are done with it, and it has not if
+// one of them destroys its communicator meanwhile.
+std::atomic<int>& receiving_late();
 // How often something was put in a stream that awaited a collective, which it has overtaken.
 std::atomic<int>& overtaken();
 // How many collectives a device holds: one that its stream has come to keeps its place until all ranks are done with it, and those of

@@ -55,7 +55,8 @@ class Room {
   std::vector<Offer> offers;
   std::vector<bool> aborted;  // by rank
   int32_t here = 0;
-  int32_t reading = 0;  // ranks that look at the memory of others
+  int32_t reading = 0;     // ranks that look at the memory of others
+  bool destroyed = false;  // by one of them
   uint64_t meetings = 0;
   std::set<int32_t> calling;                                                           // ranks that have called their first collective
   std::map<std::pair<int32_t, int32_t>, std::deque<std::shared_ptr<Parcel>>> parcels;  // by sender and receiver: not taken yet
@@ -202,6 +203,11 @@ void end_reading(Room* room) {
 }
 
 int32_t comm_destroy(NcclComm* comm) {
+  {
+    const std::lock_guard lock(comm->room->mutex);
+    comm->room->destroyed = true;
+    comm->room->changed.notify_all();
+  }
   delete comm;
   return 0;
 }
@@ -311,7 +317,12 @@ void run_collective(Room* room, int32_t rank, const Offer& offer) {
   }
   if (!room->meet(rank)) return;
   std::copy(result.begin(), result.end(), offer.to);
-  (void)room->meet(rank);
+  if (!room->meet(rank) || rank != receiving_late()) return;
+  std::unique_lock lock(room->mutex);
+  room->changed.wait_for(lock, std::chrono::milliseconds(100), [&] { return room->destroyed || room->has_aborted(rank); });
+  if (!room->destroyed) return;
+  room->failure = kNcclRemoteFailure;
+  room->changed.wait(lock, [&] { return room->has_aborted(rank); });
 }
 
 // Once it is there. False if there is something else, or if this rank or the sender has aborted first.
@@ -420,6 +431,11 @@ int32_t exchange(NcclComm* comm, void* stream, const Transfer* all, size_t count
 std::atomic<int>& groups_of_collectives() {
   static std::atomic<int> count{0};
   return count;
+}
+
+std::atomic<int>& receiving_late() {
+  static std::atomic<int> rank{-1};
+  return rank;
 }
 
 std::atomic<bool>& connects_late() {

@@ -186,6 +186,11 @@ void Monitor::emit(int rank, const OperationKey& key, const std::shared_ptr<cons
 }
 
 void Monitor::answer_pending(const OperationKey& key, std::shared_ptr<const Relay::Answer> answer) {
+  if (const auto end = ends_.find(key); end != ends_.end()) {
+    end->second->store(true, std::memory_order_release);
+    ends_.erase(end);
+    return;
+  }
   const auto at = pending_.find(key);
   if (at == pending_.end()) return;  // its caller has given up
   at->second->answer = std::move(answer);
@@ -207,6 +212,16 @@ void Monitor::give(Connection& relay, const OperationKey& key, const Contributio
   told = true;  // not before: what runs out of memory above is given once more
 }
 
+// The relay is this rank, or there is a connection to it.
+void Monitor::give_to_relay(const OperationKey& key, Contribution part) {
+  const int relay = relay_rank(key.kind);
+  if (relay == rank_) {
+    relay_->give(rank_, key, std::move(part));
+  } else {
+    give(*connection_to(relay, key.kind != OperationKind::share), key, part);
+  }
+}
+
 Result<std::shared_ptr<const Relay::Answer>> Monitor::operate(OperationKind kind, const std::vector<int>& members, Contribution part,
                                                               uint64_t line) {
   std::unique_lock<std::mutex> lock(mutex_);
@@ -214,8 +229,7 @@ Result<std::shared_ptr<const Relay::Answer>> Monitor::operate(OperationKind kind
   uint64_t& sequence = sequences_.try_emplace({kind, line, members}, line * kSequences).first->second;
   const OperationKey key{kind, {members.begin(), members.end()}, sequence + 1};
   const int relay_rank = this->relay_rank(kind);
-  Connection* const relay = connection_to(relay_rank, kind != OperationKind::share);
-  if (relay_rank != rank_ && relay == nullptr) {
+  if (relay_rank != rank_ && connection_to(relay_rank, kind != OperationKind::share) == nullptr) {
     return Status(Code::peer, text(name(relay_rank), ", which relays control messages, has left"), Blame{relay_rank});
   }
   if (!lists_.add(key.members)) return internal_error("two lists of ranks have one digest");
@@ -226,11 +240,7 @@ Result<std::shared_ptr<const Relay::Answer>> Monitor::operate(OperationKind kind
     const OperationKey& key;
     ~Forget() { pending.erase(key); }
   } const forget{pending_, key};
-  if (relay_rank == rank_) {
-    relay_->give(rank_, key, std::move(part));
-  } else {
-    give(*relay, key, part);
-  }
+  give_to_relay(key, std::move(part));
   sequence = key.sequence;  // it has been given: the next is another one
   const auto ended = [&] { return pending.done || !failure_.ok(); };
   const uint64_t begun = now_ns();
@@ -264,13 +274,22 @@ Result<std::shared_ptr<const Relay::Answer>> Monitor::operate(OperationKind kind
                 Blame{relay_rank});
 }
 
-void Monitor::end_line(const std::vector<int>& members, uint64_t line) noexcept {
+World::Ended Monitor::end_line(const std::vector<int>& members, uint64_t line) noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
   try {
     for (const OperationKind kind : {OperationKind::exchange, OperationKind::compare, OperationKind::broadcast}) {
       sequences_.erase({kind, line, members});
     }
-  } catch (const std::bad_alloc&) {  // then it stays
+    if (members.size() < 2) return nullptr;
+    // A last operation of the line, of a number that no other one has, for whose answer no thread waits.
+    const OperationKey key{OperationKind::compare, {members.begin(), members.end()}, (line + 1) * kSequences - 1};
+    if (!failure_.ok() || (!is_hub() && connection_to(0, true) == nullptr) || !lists_.add(key.members)) return nullptr;
+    const auto ended = std::make_shared<std::atomic<bool>>(false);
+    ends_[key] = ended;
+    give_to_relay(key, {"the end of a line", {}, {}});
+    return ended;
+  } catch (const std::bad_alloc&) {  // then something is kept of it, and nobody is told
+    return nullptr;
   }
 }
 

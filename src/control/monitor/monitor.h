@@ -75,7 +75,7 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   // Gives `part` and returns what all members are answered. `line`: see World::exchange.
   Result<std::shared_ptr<const Relay::Answer>> operate(OperationKind kind, const std::vector<int>& members, Contribution part,
                                                        uint64_t line = 0);
-  void end_line(const std::vector<int>& members, uint64_t line) noexcept;  // see World
+  World::Ended end_line(const std::vector<int>& members, uint64_t line) noexcept;  // see World
 
   // Says goodbye and lets the thread end. Waits a moment at most, for the goodbye to be on its way.
   void leave();
@@ -107,6 +107,7 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   void found(const Status& why);  // fail, on behalf of this monitor
   void emit(int rank, const OperationKey& key, const std::shared_ptr<const Relay::Answer>& answer);
   void answer_pending(const OperationKey& key, std::shared_ptr<const Relay::Answer> answer);
+  void give_to_relay(const OperationKey& key, Contribution part);
   std::string name(int rank) const;
   std::string describe_locked(int rank) const;
   bool everything_sent() const;
@@ -152,6 +153,7 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   std::map<int, uint64_t> reported_silence_;  // what the hub says of the others
   MemberLists lists_;
   std::map<OperationKey, Pending*> pending_;                                             // operations that a user thread waits for
+  std::map<OperationKey, std::shared_ptr<std::atomic<bool>>> ends_;                      // of lines that not all members have ended yet
   std::map<std::tuple<OperationKind, uint64_t, std::vector<int>>, uint64_t> sequences_;  // by kind, line and members: the last one's
   std::unique_ptr<Relay> relay_;
   std::shared_ptr<const Relay::Answer> encoded_answer_;  // the answer that encoded_payload_ was made of

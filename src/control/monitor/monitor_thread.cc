@@ -153,6 +153,10 @@ void Monitor::close_connection(size_t index) {
     pending->answer = answer;
     pending->done = true;
   }
+  if (rank == 0) {
+    for (const auto& [key, ended] : ends_) ended->store(true, std::memory_order_release);
+    ends_.clear();
+  }
   changed_.notify_all();
 }
 
