@@ -28,7 +28,9 @@ Result<Place> take_place(const mdp_tensor& tensor, const Argument& argument, con
     return Place{};
   }
   if (backend.type != DeviceType::cuda) {
-    return unsupported(argument, ".device_type is 2 (CUDA); this communicator takes memory of the host only: 1 or 0");
+    return unsupported(argument,
+                       ".device_type is 2 (CUDA); this communicator takes memory of the host only (1 or 0). One that is made with "
+                       "MDP_BACKEND_CUDA takes that of its device");
   }
   if (tensor.device_id != backend.index) {
     return invalid(argument, ".device_id is ", tensor.device_id, "; this communicator uses device ", backend.index);
