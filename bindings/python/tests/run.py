@@ -9,6 +9,8 @@ import os
 import subprocess
 import sys
 
+import support
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 # What a file cannot do without. Those that work without numpy skip the cases that need it.
 NEEDS = {"training": ("numpy",), "rules": ("numpy",), "small_state": ("numpy",), "readme": ("numpy",), "jax": ("numpy", "jax"), "jax_tp": ("numpy", "jax"),
@@ -39,8 +41,7 @@ def main(name):
     if name in NEEDS_DIGITS and not os.path.exists(os.environ.get("MEGADP_DIGITS", "")):
         print("the digits are not there (scripts/setup_python writes them)")
         return 77
-    path = os.path.join(os.path.dirname(HERE), "src")
-    environment = dict(os.environ, PYTHONPATH=path, PYTHONDONTWRITEBYTECODE="1")
+    environment = dict(os.environ, PYTHONPATH=support.python_path(), PYTHONDONTWRITEBYTECODE="1")
     return subprocess.run([python, "-m", "unittest", "-v", f"test_{name}"], cwd=HERE, env=environment, stderr=subprocess.STDOUT,
                           check=False).returncode
 

@@ -16,14 +16,24 @@ DIGITS = os.environ.get("MEGADP_DIGITS", os.path.join(BUILD, "bindings", "digits
 # JAX keeps all that it has compiled: every rank of every case compiles the same, for longer than it computes.
 KEPT_BY_JAX = {"JAX_COMPILATION_CACHE_DIR": os.path.join(os.environ.get("MEGADP_BINDINGS_BUILD", os.path.join(BUILD, "bindings")), "jax-compiled"),
                "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
+DEVICE = os.environ.get("MEGADP_TEST_DEVICE", "cpu")  # PyTorch's default one, as device/sitecustomize.py makes it
+BACKEND = "host" if DEVICE == "cpu" else DEVICE
 PATIENCE = 240  # seconds until a program counts as hanging
 TOLERANCE_RANKS, TOLERANCE_REFERENCE = 1e-6, 1e-4
+
+
+def python_path():
+    """Our package, and what moves PyTorch to a device where one is to be tested."""
+    folders = [os.path.join(PACKAGE, "src")]
+    if "MEGADP_TEST_DEVICE" in os.environ:
+        folders.append(os.path.join(PACKAGE, "tests", "device"))
+    return os.pathsep.join(folders)
 
 
 def environment(**more):
     """This one's, with our package to be imported, and without what would make a launcher of a test's own surroundings."""
     found = {name: value for name, value in os.environ.items() if not name.startswith(("MEGADP_RANK", "MEGADP_NRANKS", "SLURM_", "OMPI_"))}
-    found.update(PYTHONPATH=os.path.join(PACKAGE, "src"), PYTHONDONTWRITEBYTECODE="1", PYTHONUNBUFFERED="1", **KEPT_BY_JAX, **more)
+    found.update(PYTHONPATH=python_path(), PYTHONDONTWRITEBYTECODE="1", PYTHONUNBUFFERED="1", **KEPT_BY_JAX, **more)
     return found
 
 
@@ -41,7 +51,7 @@ def no_products():
     """Why layers of tensor parallelism cannot be made on this machine, or None."""
     import megadp
 
-    with megadp.Comm(backend="host") as comm:
+    with megadp.Comm(backend=BACKEND) as comm:
         try:
             megadp.TpLinear(comm, "column", 2, 2).close()
         except megadp.MegaDPError as error:

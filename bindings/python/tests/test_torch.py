@@ -10,6 +10,7 @@ import torch
 
 import megadp
 import megadp.torch
+import support
 
 
 class World(unittest.TestCase):
@@ -22,6 +23,7 @@ class World(unittest.TestCase):
 
 
 class Arrays(World):
+    @unittest.skipIf(support.DEVICE != "cpu", "what Python reads by itself is memory of the host")
     def test_torch_takes_ours(self):
         buffer = megadp.Buffer(self.comm, [("w", (2, 3)), megadp.Param("h", (4,), torch.bfloat16), megadp.Param("e", (0,), "f16")])
         for take in (torch.from_dlpack, megadp.torch.as_tensor):
@@ -114,7 +116,7 @@ class Gradients(World):
         for sharding in ("zero_1", "zero_2"):
             model = self.wrap(torch.nn.Linear(3, 2), sharding=sharding, check_finite=True)
             optimizer = megadp.torch.ShardedAdamW(model)
-            scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+            scaler = torch.amp.GradScaler(support.DEVICE, init_scale=8.0)
             clip = lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # noqa: E731
             for use in (optimizer.step, clip, model.sync):
                 model(torch.full((1, 3), float("inf"))).sum().backward()
@@ -241,7 +243,7 @@ class Gathering(World):
         averaged = torch.optim.swa_utils.AveragedModel(model)
         for use in (lambda: [p.detach().clone() for p in model.parameters()], lambda: list(copy.deepcopy(model).parameters()),
                     lambda: list(model.state_dict().values()), lambda: [p.sum() for p in model.module.parameters()],
-                    lambda: [torch.from_numpy(p.data.numpy()) for p in model.parameters()],
+                    lambda: [torch.from_numpy(p.data.cpu().numpy()) for p in model.parameters()],
                     lambda: averaged.update_parameters(model) or list(averaged.module.parameters()),
                     lambda: list(copy.deepcopy(model.module).parameters())):
             optimizer.zero_grad()
@@ -254,6 +256,7 @@ class Gathering(World):
 
 
 class Copies(World):
+    @unittest.skipIf(support.DEVICE != "cpu", "PyTorch averages no integers on a device, which a BatchNorm has")
     def test_copies(self):
         for gather in (False, True):
             model = self.wrap(torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2)),

@@ -120,7 +120,7 @@ for p in model.trained.values():
     assert (mine is not None) == bool(expected)  # none of what no step has reached
     if expected:
         assert mine["step"] == expected["step"], (mine["step"], expected["step"])
-        torch.testing.assert_close(mine["exp_avg"], expected["exp_avg"], rtol=0, atol=2e-6)
+        torch.testing.assert_close(mine["exp_avg"], expected["exp_avg"].cpu(), rtol=0, atol=2e-6)
 print("equal", flush=True)
 """
 

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import megadp
 import megadp.torch
+from support import DEVICE
 
 WIDTH, ROWS = 12, 8
 CLOSE = 1e-6
@@ -187,7 +188,7 @@ def case_grad_scaler():
     for way in ("plain", "unscaled", "clipped", "checked"):
         for make in (ours, theirs):
             model, optimizer = make(**(dict(check_finite=True) if way == "checked" and make is ours else {}))
-            scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3)
+            scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**10, growth_interval=3)
             scales = []
 
             def step(_, loss):

@@ -15,7 +15,7 @@ import megadp
 import megadp.torch as mt
 from megadp import _cp_blocks
 from megadp.torch import context_parallel_attention, context_parallel_part, context_parallel_positions
-from support import refused
+from support import DEVICE, refused
 from torch_tp_cases import close, draw
 
 BATCH, SEQUENCE, SIZE = 2, 24, 5  # the sequence divides into 1, 2, 3 and 4 parts, and each of these into 2
@@ -81,15 +81,15 @@ def types(comm):
     check(comm, 4, 2, False, dtype=torch.float16, tolerance=5e-3, form="ring")
     q, k, v = (context_parallel_part(draw(seed, 1, 2, SEQUENCE, SIZE), comm, 2) for seed in range(3))
     plain = context_parallel_attention(q, k, v, comm)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(DEVICE, torch.bfloat16):
         out = context_parallel_attention(q, k, v.bfloat16(), comm)  # as where q and k were turned in float32
     assert out.dtype == torch.bfloat16
     close(out.float(), plain, 0.05)
     found = []
 
     def on_a_thread():  # where no other is made for the blocks
-        with torch.autocast("cpu", torch.bfloat16):
-            found.append(context_parallel_attention(q, k, v, comm, attention=kernel))
+        with torch.autocast(DEVICE, torch.bfloat16):
+            found.append(context_parallel_attention(q, k, v, comm, attention=kernel if DEVICE == "cpu" else None))
 
     thread = threading.Thread(target=on_a_thread)
     thread.start()
@@ -101,7 +101,7 @@ def types(comm):
 
 def kernel(block):
     """Of torch's own, which does not add up heads."""
-    assert not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
+    assert not torch.is_grad_enabled() and not torch.is_autocast_enabled(DEVICE)
     ops, expand = torch.ops.aten, lambda x: x.repeat_interleave(block.q.shape[1] // x.shape[1], 1)
     q, k, v = block.q, expand(block.k), expand(block.v)
     if block.grad_out is None:

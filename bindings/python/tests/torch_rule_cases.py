@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import megadp
 import megadp.torch
+from support import DEVICE
 from torch_cases import Net, batches, compare, fresh, main, refused, train
 
 own = megadp.torch
@@ -332,7 +333,7 @@ def spoiled(steps, at):
 def scaled_training(kind, way, make, data, several=False, **options):
     model, optimizer = make()
     both = optimizer if several else [optimizer]
-    scaler = kind("cpu", init_scale=2.0**10, growth_interval=3, **options)
+    scaler = kind(DEVICE, init_scale=2.0**10, growth_interval=3, **options)
     scales, norms = [], []
 
     def step(_, loss):
@@ -386,7 +387,7 @@ def case_scaler_clipped_infinity():
     for sharding in ("zero_0", "zero_1", "zero_2"):
         for kind in (own.GradScaler, torch.amp.GradScaler):
             model = own.DataParallel(torch.nn.Linear(3, 2, bias=False), megadp.Comm(timeout=60), sharding=sharding)
-            optimizer, scaler = own.ShardedSGD(model), kind("cpu", init_scale=8.0)
+            optimizer, scaler = own.ShardedSGD(model), kind(DEVICE, init_scale=8.0)
             before = whole(model)
             scaler.scale((model(x) * 1e30).sum()).backward()
             scaler.unscale_(optimizer)
@@ -419,7 +420,7 @@ def case_scaler_state():
         scaler.step(optimizer)
         scaler.update()
 
-    other = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=5)
+    other = torch.amp.GradScaler(DEVICE, init_scale=8.0, growth_interval=5)
     other.scale(x)
     for number in range(3):
         step()

@@ -14,7 +14,7 @@ import torch
 import megadp
 import megadp.torch as mt
 from megadp.torch import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding, vocab_parallel_cross_entropy
-from support import refused
+from support import BACKEND, DEVICE, refused
 
 FEATURES, HIDDEN, TOKENS, BATCH = 12, 32, 8, 4
 torch.set_num_threads(1)
@@ -159,7 +159,7 @@ def values(comm):
         assert layer.weight.abs().sum() > 0
         close(twin(x), layer.bias.expand(3, -1))
     x = draw(7, 3, 8)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(DEVICE, torch.bfloat16):
         out = kind.from_linear(whole, comm, whole_input=True, grad="replicated")(x)
         assert out.dtype == torch.bfloat16
         close(out.float(), whole(x).float(), 0.05)
@@ -534,6 +534,6 @@ def frozen(comm):
 
 if __name__ == "__main__":
     name, *more = sys.argv[1:]
-    with megadp.Comm(backend="host") as world:
+    with megadp.Comm(backend=BACKEND) as world:
         globals()[name](world, *more)
     print(f"{name} done", flush=True)

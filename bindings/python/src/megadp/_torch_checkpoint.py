@@ -250,7 +250,7 @@ def _random_states(device: Optional[torch.device]) -> Dict[str, Any]:
 
 def _set_random_states(states: Mapping[str, Any], device: Optional[torch.device]) -> None:
     def state(text: str) -> torch.Tensor:
-        return torch.tensor(list(base64.b64decode(text)), dtype=torch.uint8)
+        return torch.tensor(list(base64.b64decode(text)), dtype=torch.uint8, device="cpu")
 
     set_random_state(states["python"])
     torch.set_rng_state(state(states["torch"]))

@@ -96,7 +96,7 @@ def comm_of(process_group: Any, module: torch.nn.Module) -> Comm:
     distributed = torch.distributed
     devices = {p.device for p in module.parameters()}
     options: Dict[str, Any] = {"backend": "host"} if all(device.type == "cpu" for device in devices) else {
-        "device": next(device.index for device in devices if device.type != "cpu")}
+        "backend": "cuda", "device": next(device.index for device in devices if device.type != "cpu")}
     if not (distributed.is_available() and distributed.is_initialized()):
         if process_group is not None:
             raise invalid("process_group is given, but torch.distributed is not initialized")

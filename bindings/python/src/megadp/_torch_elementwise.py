@@ -49,13 +49,14 @@ class Elements(Stepping):
         values = {name: value for name, value in values.items() if name != "params"}
         on = frozenset(name for name, value in values.items() if value)
         if on not in self._kept:
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):  # a class that draws random numbers leaves the script's alone
+            # A class that draws random numbers leaves the script's alone, and the script's default device leaves the class on the CPU.
+            with torch.no_grad(), torch.random.fork_rng(devices=[]), torch.device("cpu"):
                 self._kept[on] = self._try({**values, "lr": max(float(values.get("lr") or 0), 1e-2)})  # with which it can be seen to move
         return self._kept[on]
 
     def _try(self, values: Dict[str, Any]) -> Kept:
         """Some steps of a matrix, and of it in two pieces, which must come to the same."""
-        generator = torch.Generator().manual_seed(1)
+        generator = torch.Generator("cpu").manual_seed(1)
         start = torch.randn(6, 11, generator=generator)
         sizes = torch.tensor([100.0, 30, 1, 1, 0.03, 0.01])[:, None]  # so that norms of pieces are others than that of the whole
         grads = [sizes * torch.randn(6, 11, generator=generator) for _ in range(STEPS)]

@@ -41,7 +41,8 @@ class Whole(Stepping):
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
                 found = self._read(values, shape)
                 if (on, len(shape)) not in self._tried:
-                    self._try(values, len(shape))
+                    with torch.device("cpu"):
+                        self._try(values, len(shape))
             self._tried.add((on, len(shape)))
             self._kept[on, shape] = found
         return self._kept[on, shape]
@@ -56,7 +57,7 @@ class Whole(Stepping):
 
     def _try(self, values: Dict[str, Any], ndim: int) -> None:
         """Some steps of two parameters, and of each by itself, which must come to the same."""
-        generator = torch.Generator().manual_seed(1)
+        generator = torch.Generator("cpu").manual_seed(1)
         shape = [*_SIZES, *(ndim - len(_SIZES)) * [2]][:ndim]
         starts = [torch.randn(shape, generator=generator) for _ in range(2)]
         sizes = (100.0, 0.01)  # so that the norm of both is not that of one
