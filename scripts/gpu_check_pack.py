@@ -10,6 +10,7 @@ import sys
 FOLDER = ".gpu"
 PACKAGES = ["libhwy-dev", "libxxhash-dev", "nlohmann-json3-dev", "libcli11-dev", "libfmt-dev", "libcmocka-dev", "libcmocka0", "librapidcheck-dev"]
 FMT_LIBRARIES = ["libfmt9", "libfmt10", "libfmt8"]  # its CMake files ask for the library although only the headers are used
+DIGITS = "build/bindings/digits.csv"
 LIMIT_BYTES = 50 << 20
 # The host's losses are recorded with these; the text is the project's own, so that both machines have the same. With f32 parameters alone:
 # another machine has another BLAS, and what that changes in the last bit, rounding to bf16 makes large.
@@ -88,12 +89,15 @@ def pack():
             why = f"{missing[0]} is not built, and the host's losses are recorded with it: run scripts/build first"
     if why is None:
         recorded, why = record(*programs)
+    if why is None and not os.path.exists(DIGITS):
+        why = f"{DIGITS} is not here, which tests of the Python binding train on: run scripts/setup_python"
     if why is not None:
         shutil.rmtree(new, ignore_errors=True)
         print(f"gpu_check: --pack: {why}", file=sys.stderr)
         return 1
     with open(f"{new}/losses.json", "w", encoding="utf-8") as file:
         json.dump({"model": MODEL, "losses": recorded}, file)
+    shutil.copy(DIGITS, new)
     total = sum(os.path.getsize(path) for path in glob.glob(f"{new}/**", recursive=True) if os.path.isfile(path))
     if total > LIMIT_BYTES:
         shutil.rmtree(new, ignore_errors=True)
@@ -101,7 +105,7 @@ def pack():
         return 1
     shutil.rmtree(FOLDER, ignore_errors=True)
     os.rename(new, FOLDER)
-    print(f"gpu_check: {FOLDER}/ holds {len(glob.glob(f'{FOLDER}/packages/*.deb'))} packages, nccl.h and the host's losses, {total / 2**20:.1f} MiB")
+    print(f"gpu_check: {FOLDER}/ holds {len(glob.glob(f'{FOLDER}/packages/*.deb'))} packages, nccl.h, the digits and the host's losses, {total / 2**20:.1f} MiB")
     return 0
 
 

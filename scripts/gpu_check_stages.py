@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import shutil
+import sys
 import xml.etree.ElementTree
 
 import gpu_check_pack as pack
@@ -203,6 +204,34 @@ def conformance(stage, place):
     for name, why in skipped.items():
         row(stage, name, None, why=why)
     row(stage, "ranks as threads", None, why=RANKS_AS_PROCESSES)
+
+
+TORCH_TESTS = ("torch", "torch_ddp", "torch_training", "torch_tp", "torch_cp", "torch_spatial", "torch_checkpoint")
+
+
+def torch_tests(stage, place):
+    """The tests of megadp.torch as they are, with PyTorch's tensors on the device."""
+    place.need_device()
+    if importlib.util.find_spec("torch") is None:
+        raise Stop("skipped", "PyTorch is not installed")
+    env = {**place.env, "NCCL_DEBUG": "", "MEGADP_TEST_DEVICE": "cuda", "MEGADP_PROGRAM": place.program("megadp"), "MEGADP_PYTHON": sys.executable,
+           "MEGADP_LIBRARY": os.path.join(place.build, "lib", "libmegadp.so"), "MEGADP_DIGITS": os.path.abspath(f"{pack.FOLDER}/digits.csv")}
+    commands = {name: [sys.executable, "-B", "bindings/python/tests/run.py", name] for name in TORCH_TESTS}
+    for name, done in place.check.side_by_side(commands, 450, env).items():
+        read_unittest(stage, name, done)
+
+
+def read_unittest(stage, name, done):
+    """A line of a file of tests: which of them failed, and why some were skipped."""
+    ran = re.search(r"^Ran (\d+) tests?", done.output, re.M)
+    failed = sorted(set(re.findall(r"^(?:FAIL|ERROR): (\S+)", done.output, re.M)))
+    skipped = re.findall(r"\.\.\. skipped (.*)$", done.output, re.M)
+    row(stage, name, done.good and ran is not None, tests=int(ran[1]) if ran else 0, failed=", ".join(failed), skipped=len(skipped),
+        seconds=round(done.seconds, 1))
+    for why in sorted(set(skipped)):
+        row(stage, f"{name}, {skipped.count(why)} tests", None, why=why)
+    if not done.good:
+        stage["notes"].append(f"{name}: {done.how()}\n{tail(done)}")
 
 
 def train(place, backend, ranks, dtype, limit=60):
