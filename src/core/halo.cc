@@ -13,8 +13,9 @@ namespace {
 
 constexpr const char* kCreate = "mdp_halo_create";
 
-// From here on it is faster that neighbours read arrays where they lie, and wait for one another once more, than that pieces are packed.
-constexpr uint64_t kLentBytes = uint64_t{32} << 10;
+// From here on it is faster that a neighbour reads an array where it lies, and is waited for once more, than that pieces are packed: if it
+// is not little, and in runs of a cache line or more, since others are brought over line by line for a few bytes each.
+constexpr uint64_t kLentBytes = 1024, kLentRun = 64;
 
 uint64_t room_for(const std::vector<int64_t>& shape, DType type) {
   return (elements_of(shape) * size_of(type) + 63) / 64 * 64;
@@ -110,6 +111,10 @@ Status Halo::plan(const std::vector<std::vector<int64_t>>& parts) {
   Counts out(static_cast<size_t>(comm_->size())), in(out.size());
   for (int rank = 0; rank < comm_->size(); ++rank) {
     Shared shared = shared_with(rank);
+    for (Side* const side : {&shared.halo, &shared.lent}) {
+      const uint64_t bytes = bytes_of(*side);
+      side->in_place = rank != comm_->rank() && bytes >= kLentBytes && bytes >= kLentRun * runs_of(*side);
+    }
     const uint64_t lent = bytes_of(shared.lent), halo = bytes_of(shared.halo);
     if (lent == 0 && halo == 0) continue;
     if (rank != comm_->rank()) {
@@ -131,10 +136,6 @@ Status Halo::plan(const std::vector<std::vector<int64_t>>& parts) {
     begin = static_cast<std::byte*>(alone_->data());
   }
   own_ = arrays_of(comm_->rank(), begin);
-  for (const Shared& shared : shared_) {
-    const auto rank = static_cast<size_t>(shared.rank);
-    if (shared.rank != comm_->rank() && exchange_->sees(shared.rank)) near_bytes_ += std::max(out[rank], in[rank]);
-  }
   return {};
 }
 
@@ -157,18 +158,28 @@ Halo::Shared Halo::shared_with(int rank) const {
   const int own = comm_->rank();
   Shared shared{rank, {}, {}};
   for (const Kind& kind : kinds_) {
-    shared.halo.push_back(with_owner(kind.boxes, rank));
-    shared.lent.push_back(rank == own ? Boxes() : with_owner(halo_boxes(shape_, kind.cuts, rank), own));
+    shared.halo.boxes.push_back(with_owner(kind.boxes, rank));
+    shared.lent.boxes.push_back(rank == own ? Boxes() : with_owner(halo_boxes(shape_, kind.cuts, rank), own));
   }
   return shared;
 }
 
-uint64_t Halo::bytes_of(const std::vector<Boxes>& boxes) const {
+uint64_t Halo::bytes_of(const Side& side) const {
   uint64_t elements = 0;
   for (const size_t kind : kind_of_) {
-    for (const HaloBox& box : boxes[kind]) elements += elements_of(box.shape);
+    for (const HaloBox& box : side.boxes[kind]) elements += elements_of(box.shape);
   }
   return elements * size_of(shape_.type);
+}
+
+// Arrays that are lent are row-major.
+uint64_t Halo::runs_of(const Side& side) const {
+  uint64_t runs = 0;
+  for (const size_t kind : kind_of_) {
+    for (const HaloBox& box : side.boxes[kind])
+      runs += elements_of(box.shape) / (box.steps.back() == 1 ? std::max<uint64_t>(1, static_cast<uint64_t>(box.shape.back())) : 1);
+  }
+  return runs;
 }
 
 std::vector<int64_t> Halo::padded_of(const Kind& kind, int rank) const {
@@ -197,7 +208,8 @@ uint64_t Halo::own_bytes() const {
 }
 
 uint64_t Halo::lends() const {
-  if (near_bytes_ < kLentBytes) return 0;
+  const auto is_read = [&](const Shared& shared) { return shared.sent(backward_).in_place && exchange_->sees(shared.rank); };
+  if (std::none_of(shared_.begin(), shared_.end(), is_read)) return 0;
   const auto same = [](const StridedArray& field, const StridedArray& own) {
     return field.data == own.data && field.shape == own.shape && field.strides == own.strides;
   };
@@ -223,10 +235,10 @@ Status Halo::check(const std::vector<StridedArray>& fields) const {
   return {};
 }
 
-Status Halo::move(Move what, const std::vector<Boxes>& boxes, std::byte* packed, void* caller) const {
+Status Halo::move(Move what, const Side& side, std::byte* packed, void* caller) const {
   for (size_t f = 0; f < fields_.size(); ++f) {
     const StridedArray& field = fields_[f];
-    for (const HaloBox& box : boxes[kind_of_[f]]) {
+    for (const HaloBox& box : side.boxes[kind_of_[f]]) {
       const StridedArray dense{packed, field.type, box.shape, dense_strides(box.shape)};
       const bool of_part = what == Move::pack_part || what == Move::add_to_part;
       const StridedArray here = of_part ? source_of(field, box) : halo_of(field, box);
@@ -269,9 +281,9 @@ Status Halo::start(std::vector<StridedArray> fields, bool backward, void* caller
       if (Status begun = exchange_->begin(backward); !begun) return begun;
       const uint64_t lent = lends();
       for (const Shared& shared : shared_) {
-        if (shared.rank == comm_->rank() || (lent != 0 && exchange_->sees(shared.rank))) continue;
-        std::byte* const to = exchange_->outgoing(shared.rank);
-        const Status packed = backward ? move(Move::pack_halo, shared.halo, to, caller) : move(Move::pack_part, shared.lent, to, caller);
+        const Side& sent = shared.sent(backward);
+        if (shared.rank == comm_->rank() || (lent != 0 && sent.in_place && exchange_->sees(shared.rank))) continue;
+        const Status packed = move(backward ? Move::pack_halo : Move::pack_part, sent, exchange_->outgoing(shared.rank), caller);
         if (!packed) return packed;
       }
       if (Status started = exchange_->start(comm_->channel().stream(), caller, lent); !started) return started;
@@ -282,7 +294,7 @@ Status Halo::start(std::vector<StridedArray> fields, bool backward, void* caller
 
 Status Halo::read_lent(const Shared& shared, std::span<const StridedArray> theirs, void* caller) const {
   for (size_t f = 0; f < fields_.size(); ++f) {
-    for (const HaloBox& box : (backward_ ? shared.lent : shared.halo)[kind_of_[f]]) {
+    for (const HaloBox& box : shared.taken(backward_).boxes[kind_of_[f]]) {
       const StridedArray here = backward_ ? source_of(fields_[f], box) : halo_of(fields_[f], box);
       const StridedArray there = backward_ ? halo_of(theirs[f], box) : source_of(theirs[f], box);
       if (Status read = backend().copy(here, there, backward_, caller); !read) return read;
@@ -293,20 +305,21 @@ Status Halo::read_lent(const Shared& shared, std::span<const StridedArray> their
 
 // What has come from another rank.
 Status Halo::take(const Shared& shared, void* caller) const {
-  if (bytes_of(backward_ ? shared.lent : shared.halo) == 0) return {};
+  const Side& taken = shared.taken(backward_);
+  if (bytes_of(taken) == 0) return {};
   uint64_t lends = 0;
-  if (const std::byte* const lent = exchange_->lent_by(shared.rank, &lends); lent != nullptr) {
+  if (const std::byte* const lent = exchange_->lent_by(shared.rank, &lends); lent != nullptr && taken.in_place) {
     const std::vector<StridedArray> theirs = arrays_of(shared.rank, const_cast<std::byte*>(lent));  // only read
     return read_lent(shared, std::span(theirs).subspan(lends - 1), caller);
   }
   auto* const from = const_cast<std::byte*>(exchange_->incoming(shared.rank));  // only read
-  return backward_ ? move(Move::add_to_part, shared.lent, from, caller) : move(Move::unpack_halo, shared.halo, from, caller);
+  return move(backward_ ? Move::add_to_part : Move::unpack_halo, taken, from, caller);
 }
 
 Status Halo::add_own(const Shared& shared, void* caller) const {
   for (size_t f = 0; f < fields_.size(); ++f) {
     const StridedArray& field = fields_[f];
-    for (const HaloBox& box : shared.halo[kind_of_[f]]) {
+    for (const HaloBox& box : shared.halo.boxes[kind_of_[f]]) {
       if (Status added = backend().copy(source_of(field, box), halo_of(field, box), true, caller); !added) return added;
     }
   }

@@ -37,11 +37,17 @@ class Halo {
     std::vector<HaloCut> cuts;
     Boxes boxes;  // of this rank
   };
-  // Boxes that one rank has in its halo and the other in its part, by kind.
+  // Boxes that one rank has in its halo and the other in its part, by kind; and whether they are read where they lie, if the array is lent.
+  struct Side {
+    std::vector<Boxes> boxes;
+    bool in_place = false;
+  };
   struct Shared {
-    int rank;                 // the other
-    std::vector<Boxes> halo;  // of this rank
-    std::vector<Boxes> lent;  // of the other's halo, whose `from` is here
+    int rank;   // the other
+    Side halo;  // of this rank
+    Side lent;  // of the other's halo, whose `from` is here
+    const Side& sent(bool backward) const noexcept { return backward ? halo : lent; }
+    const Side& taken(bool backward) const noexcept { return backward ? lent : halo; }
   };
 
   Halo(std::shared_ptr<Comm> comm, HaloShape shape) : comm_(std::move(comm)), shape_(std::move(shape)) {}
@@ -50,7 +56,9 @@ class Halo {
   // Of a field, or of an array of its own.
   const Kind& kind(size_t number) const noexcept { return kinds_[kind_of_[number % shape_.fields]]; }
   Shared shared_with(int rank) const;
-  uint64_t bytes_of(const std::vector<Boxes>& boxes) const;  // of all fields
+  // Of all fields: the bytes, and of these the runs that are dense.
+  uint64_t bytes_of(const Side& side) const;
+  uint64_t runs_of(const Side& side) const;
   Backend& backend() const noexcept { return *comm_->context().backend; }
   Status check(const std::vector<StridedArray>& fields) const;
   Status forward(void* caller);
@@ -62,8 +70,9 @@ class Halo {
     unpack_halo,
     add_to_part
   };
-  Status move(Move what, const std::vector<Boxes>& boxes, std::byte* packed, void* caller) const;
-  // Of arrays that are lent: 1 and the number of the first, so that fields are neighbours among them; 0: they are not, or little is sent.
+  Status move(Move what, const Side& side, std::byte* packed, void* caller) const;
+  // Of arrays that are lent: 1 and the number of the first, so that fields are neighbours among them; 0: they are not, or nobody would read
+  // them where they lie.
   uint64_t lends() const;
   // Of each array of its own of a rank, where it lies.
   std::vector<StridedArray> arrays_of(int rank, std::byte* begin) const;
@@ -83,7 +92,6 @@ class Halo {
   std::vector<Shared> shared_;     // by rank, this one among them if it has boxes of its own
   std::unique_ptr<Memory> alone_;  // of own_, without neighbours
   std::vector<StridedArray> own_;
-  uint64_t near_bytes_ = 0;             // that go to neighbours that see own_
   std::unique_ptr<Memory> zero_;        // one element
   std::unique_ptr<Exchange> exchange_;  // null: no neighbours; goes before the communicator
   std::vector<StridedArray> fields_;    // since start()

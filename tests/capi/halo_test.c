@@ -381,7 +381,8 @@ typedef struct {
 } lending;
 
 static lending lending_of(mdp_comm* comm, int32_t rank, int32_t n, int staggered) {
-  const int64_t grid[] = {n == 4 ? 2 : n, n == 4 ? 2 : 1}, shape[] = {20 + rank / (n == 4 ? 2 : 1), 1500}, low[] = {9, 30},
+  /* Rows are read where they lie; columns too, or packed, if they are narrow. */
+  const int64_t grid[] = {n == 4 ? 2 : n, n == 4 ? 2 : 1}, shape[] = {20 + rank / (n == 4 ? 2 : 1), 1500}, low[] = {9, staggered ? 30 : 12},
                 high[] = {24, 0}, all[] = {0, 0, staggered, 0};
   const mdp_edge edges[] = {MDP_EDGE_PERIODIC, MDP_EDGE_ZERO};
   SIZED(mdp_halo_config, config);
