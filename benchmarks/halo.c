@@ -12,6 +12,8 @@
 #include <string.h>
 #include <time.h>
 
+#include "rim.h"
+
 static void must(mdp_status status, const char* call) {
   if (status >= 0) return;
   fprintf(stderr, "bench_halo: %s: %s: %s\n", call, mdp_status_name(status), mdp_last_error());
@@ -59,23 +61,12 @@ static void once(const bench* b, what kind) {
   if (kind == EXCHANGE || kind == BOTH) MUST(mdp_halo_finish(b->halo, NULL));
 }
 
-/* As a step of a stencil does: else the neighbours would read what their caches still hold. */
-static void write_rim(const bench* b, float value) {
-  const int64_t row = b->part[1] + 2 * b->width;
-  float* const part = b->data + b->width * row + b->width;
-  for (int64_t i = 0; i < b->part[0]; ++i) {
-    const int at_edge = i < b->width || i >= b->part[0] - b->width;
-    for (int64_t j = 0; j < (at_edge ? b->part[1] : b->width); ++j) part[i * row + j] = value;
-    for (int64_t j = at_edge ? b->part[1] : b->part[1] - b->width; j < b->part[1]; ++j) part[i * row + j] = value;
-  }
-}
-
 /* Microseconds each on the slowest rank. */
 static double round_of(const bench* b, what kind, int exchanges) {
   double each = 0;
   MUST(mdp_barrier(b->comm, NULL));
   for (int i = 0; i < exchanges; ++i) {
-    if (kind == EXCHANGE) write_rim(b, (float)i);
+    if (kind == EXCHANGE || kind == BOTH) write_rim(b->data, b->part[0], b->part[1], b->width, (float)i);
     const double begin = now();
     once(b, kind);
     each += (now() - begin) / exchanges;

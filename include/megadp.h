@@ -600,8 +600,8 @@ MDP_API mdp_status mdp_comm_create(const mdp_comm_config* config, const mdp_uniq
  * < 0. The parts share the context of comm, and so its failure. Collective; blocking. */
 MDP_API mdp_status mdp_comm_split(mdp_comm* comm, int32_t color, int32_t key, mdp_comm** out);
 
-/* This rank, 0 to size - 1; the number of ranks; and the rank in the world of rank `rank` of comm, which is the number in every error. -1
- * if an argument is wrong. Local, any thread. */
+/* This rank, 0 to size - 1; the number of ranks; the rank in the world of rank `rank`, as errors name it. -1 if an argument is wrong;
+ * mdp_last_error then says why. Local, any thread. */
 MDP_API int32_t mdp_comm_rank(const mdp_comm* comm);
 MDP_API int32_t mdp_comm_size(const mdp_comm* comm);
 MDP_API int32_t mdp_comm_world_rank(const mdp_comm* comm, int32_t rank);

@@ -28,9 +28,9 @@ STAGES = (
     ("collectives", "megadp bench collectives on device windows, 64 MiB", speed.collectives),
     ("trace", "that a step makes the host wait for nothing", speed.trace),
     ("conformance", "conformance_test cuda, ranks as processes on one device", stages.conformance),
-    ("python", "the tests of megadp.torch with PyTorch's tensors on the device, two ranks and more on it", stages.torch_tests),
     ("sanitizer", "compute-sanitizer on the tests of the kernels", speed.sanitizer),
     ("capi", "the tests of the C interface (ctest, suite capi)", stages.capi),
+    ("python", "the tests of megadp.torch with PyTorch's tensors on the device, two ranks and more on it", stages.torch_tests),
 )
 STAGE_NAMES = [name for name, _, _ in STAGES]
 

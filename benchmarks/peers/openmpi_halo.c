@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "../rim.h"
+
 typedef struct {
   MPI_Comm grid;
   int part[2], width, neighbours[4]; /* before and behind in each dimension */
@@ -43,18 +45,6 @@ static int ascending(const void* a, const void* b) {
   return (x > y) - (x < y);
 }
 
-/* As bench_halo's of this name. */
-static void write_rim(const Bench* b, float value) {
-  const int row = b->part[1] + 2 * b->width;
-  float* const part = b->data + (size_t)b->width * (size_t)row + b->width;
-  int i, j;
-  for (i = 0; i < b->part[0]; ++i) {
-    const int at_edge = i < b->width || i >= b->part[0] - b->width;
-    for (j = 0; j < (at_edge ? b->part[1] : b->width); ++j) part[(size_t)i * (size_t)row + (size_t)j] = value;
-    for (j = at_edge ? b->part[1] : b->part[1] - b->width; j < b->part[1]; ++j) part[(size_t)i * (size_t)row + (size_t)j] = value;
-  }
-}
-
 static double median_of(const Bench* b, void (*once)(const Bench*), int rounds, int exchanges) {
   double* times = calloc((size_t)rounds, sizeof *times);
   double median;
@@ -63,7 +53,7 @@ static double median_of(const Bench* b, void (*once)(const Bench*), int rounds, 
     double mine = 0, slowest, begin;
     MPI_Barrier(b->grid);
     for (i = 0; i < exchanges; ++i) {
-      write_rim(b, (float)i);
+      write_rim(b->data, b->part[0], b->part[1], b->width, (float)i);
       begin = MPI_Wtime();
       once(b);
       mine += (MPI_Wtime() - begin) * 1e6 / exchanges;

@@ -111,15 +111,10 @@ Status Halo::plan(const std::vector<std::vector<int64_t>>& parts) {
   Counts out(static_cast<size_t>(comm_->size())), in(out.size());
   for (int rank = 0; rank < comm_->size(); ++rank) {
     Shared shared = shared_with(rank);
-    for (Side* const side : {&shared.halo, &shared.lent}) {
-      const uint64_t bytes = bytes_of(*side);
-      side->in_place = rank != comm_->rank() && bytes >= kLentBytes && bytes >= kLentRun * runs_of(*side);
-    }
-    const uint64_t lent = bytes_of(shared.lent), halo = bytes_of(shared.halo);
-    if (lent == 0 && halo == 0) continue;
+    if (shared.lent.bytes == 0 && shared.halo.bytes == 0) continue;
     if (rank != comm_->rank()) {
-      out[static_cast<size_t>(rank)] = lent;
-      in[static_cast<size_t>(rank)] = halo;
+      out[static_cast<size_t>(rank)] = shared.lent.bytes;
+      in[static_cast<size_t>(rank)] = shared.halo.bytes;
     }
     shared_.push_back(std::move(shared));
   }
@@ -161,25 +156,22 @@ Halo::Shared Halo::shared_with(int rank) const {
     shared.halo.boxes.push_back(with_owner(kind.boxes, rank));
     shared.lent.boxes.push_back(rank == own ? Boxes() : with_owner(halo_boxes(shape_, kind.cuts, rank), own));
   }
+  for (Side* const side : {&shared.halo, &shared.lent}) measure(side, rank == own);
   return shared;
 }
 
-uint64_t Halo::bytes_of(const Side& side) const {
-  uint64_t elements = 0;
+// Arrays that are lent are row-major: their runs lie along the last dimension.
+void Halo::measure(Side* side, bool is_own) const {
+  uint64_t elements = 0, runs = 0;
   for (const size_t kind : kind_of_) {
-    for (const HaloBox& box : side.boxes[kind]) elements += elements_of(box.shape);
+    for (const HaloBox& box : side->boxes[kind]) {
+      const uint64_t count = elements_of(box.shape);
+      elements += count;
+      if (count > 0) runs += box.steps.back() == 1 ? count / static_cast<uint64_t>(box.shape.back()) : count;
+    }
   }
-  return elements * size_of(shape_.type);
-}
-
-// Arrays that are lent are row-major.
-uint64_t Halo::runs_of(const Side& side) const {
-  uint64_t runs = 0;
-  for (const size_t kind : kind_of_) {
-    for (const HaloBox& box : side.boxes[kind])
-      runs += elements_of(box.shape) / (box.steps.back() == 1 ? std::max<uint64_t>(1, static_cast<uint64_t>(box.shape.back())) : 1);
-  }
-  return runs;
+  side->bytes = elements * size_of(shape_.type);
+  side->in_place = !is_own && side->bytes >= kLentBytes && side->bytes >= kLentRun * runs;
 }
 
 std::vector<int64_t> Halo::padded_of(const Kind& kind, int rank) const {
@@ -306,7 +298,7 @@ Status Halo::read_lent(const Shared& shared, std::span<const StridedArray> their
 // What has come from another rank.
 Status Halo::take(const Shared& shared, void* caller) const {
   const Side& taken = shared.taken(backward_);
-  if (bytes_of(taken) == 0) return {};
+  if (taken.bytes == 0) return {};
   uint64_t lends = 0;
   if (const std::byte* const lent = exchange_->lent_by(shared.rank, &lends); lent != nullptr && taken.in_place) {
     const std::vector<StridedArray> theirs = arrays_of(shared.rank, const_cast<std::byte*>(lent));  // only read

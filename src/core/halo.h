@@ -40,6 +40,7 @@ class Halo {
   // Boxes that one rank has in its halo and the other in its part, by kind; and whether they are read where they lie, if the array is lent.
   struct Side {
     std::vector<Boxes> boxes;
+    uint64_t bytes = 0;  // of all fields
     bool in_place = false;
   };
   struct Shared {
@@ -56,9 +57,7 @@ class Halo {
   // Of a field, or of an array of its own.
   const Kind& kind(size_t number) const noexcept { return kinds_[kind_of_[number % shape_.fields]]; }
   Shared shared_with(int rank) const;
-  // Of all fields: the bytes, and of these the runs that are dense.
-  uint64_t bytes_of(const Side& side) const;
-  uint64_t runs_of(const Side& side) const;
+  void measure(Side* side, bool is_own) const;
   Backend& backend() const noexcept { return *comm_->context().backend; }
   Status check(const std::vector<StridedArray>& fields) const;
   Status forward(void* caller);

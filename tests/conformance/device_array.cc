@@ -15,6 +15,10 @@ Bytes get(Rank& rank, const void* from, size_t bytes) {
   return get_values<std::byte>(rank, from, bytes);
 }
 
+StridedArray flat(const void* data, size_t bytes) {
+  return {const_cast<void*>(data), DType::u8, {static_cast<int64_t>(bytes)}, {1}};
+}
+
 DeviceArray::DeviceArray(Rank& rank, size_t bytes) : rank_(rank), bytes_(bytes) {
   if (on_device(rank)) {
     memory_ = rank.must(rank.backend().allocate(bytes));

@@ -17,6 +17,9 @@ bool on_device(Rank& rank);
 void put(Rank& rank, void* to, const Bytes& bytes);
 Bytes get(Rank& rank, const void* from, size_t bytes);
 
+// For Backend::copy, of the backend's memory or the host's.
+StridedArray flat(const void* data, size_t bytes);
+
 template <class T>
 void put_values(Rank& rank, void* to, const std::vector<T>& values) {
   rank.must(rank.backend().write(to, values.data(), values.size() * sizeof(T)));

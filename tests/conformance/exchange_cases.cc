@@ -41,11 +41,6 @@ std::byte content(uint64_t round, int from, int to, size_t i) {
   return static_cast<std::byte>(round * 31 + static_cast<uint64_t>(from) * 7 + static_cast<uint64_t>(to) * 3 + i);
 }
 
-// Bytes of the backend's from and to those of the host.
-StridedArray flat(const void* data, size_t bytes) {
-  return {const_cast<void*>(data), DType::u8, {static_cast<int64_t>(bytes)}, {1}};
-}
-
 struct Job {
   Rank& rank;
   Bench& bench;

@@ -290,6 +290,24 @@ void failed_work(Suite& suite) {
   });
 }
 
+// What a collective that has failed leaves in an array is not given to who copies it to the host, in the order of the same stream.
+void copy_behind_a_failure(Suite& suite) {
+  suite.run(2, [](Rank& rank) {
+    Bench bench(rank);
+    if (rank.rank() == 1) {
+      sleep_ms(100);  // the other one waits in the copy by now
+      rank.world().fail(Status(Code::aborted, "that is enough"));
+      return;
+    }
+    DeviceArray array(rank, 64);
+    Bytes host(64);
+    rank.must(bench.group->all_reduce(*bench.stream, array.data(), array.data(), 16, DType::f32, Op::sum, {}));
+    Status status = bench.stream->make_caller_wait_for_all(nullptr);
+    if (status.ok()) status = rank.backend().copy(flat(host.data(), 64), flat(array.data(), 64), false, nullptr);
+    rank.fails(status, Code::aborted, {"that is enough"});
+  });
+}
+
 }  // namespace
 
 std::vector<Case> failure_cases() {
@@ -302,6 +320,7 @@ std::vector<Case> failure_cases() {
           {"failure.different_set_up", different_set_up},
           {"failure.dropped_operation", dropped_operation},
           {"failure.failed_work", failed_work},
+          {"failure.copy_behind_a_failure", copy_behind_a_failure},
           {"failure.killed", killed, true},
           {"failure.stopped", stopped, true}};
 }

@@ -170,6 +170,35 @@ void calls_are_answered_when_the_relay_goes() {
   monitor->leave();
 }
 
+// Nobody waits for the end of a line: it is a flag, which the hub's word sets, or that there will be none.
+void the_end_of_a_line_is_told() {
+  Played hub;
+  auto monitor = make(1, 60 * kSecondNs, table_of(3));
+  monitor->add_connection(hub.connection(0, true));
+  check(monitor->start().ok(), "the monitor starts");
+  check(monitor->end_line({1}, 7) == nullptr, "of one member there is nobody to tell");
+  const World::Ended first = monitor->end_line({1, 2}, 7), second = monitor->end_line({1, 2}, 8);
+  Frame give;
+  check(hub.receives(FrameType::give, &give), "the hub is told of the first");
+  check(first != nullptr && second != nullptr && !*first && !*second, "neither has ended yet");
+  OperationKey key;
+  FrameReader given(give.payload);
+  MemberLists lists;
+  check(read_key(&given, 3, &lists, &key), "it names the line");
+  FrameWriter all_have;
+  write_key(&all_have, key, false);
+  all_have.u32(0);
+  hub.send(FrameType::result, all_have.take());
+  check(wait_until([&] { return first->load(); }), "the first has ended");
+  check(!*second, "the second has not");
+  hub.goodbye(0);
+  hub.close();
+  check(wait_until([&] { return second->load(); }), "nobody can tell of the second any more");
+  check(monitor->end_line({1, 2}, 9) == nullptr, "nor of a third");
+  check(!monitor->failed(), "none of that is a failure: " + monitor->failure().text());
+  monitor->leave();
+}
+
 // Its answer was there before the hub went: that counts.
 void an_answer_that_has_come_stays() {
   Played hub;
@@ -396,6 +425,7 @@ int main() {
   silence_is_measured_by_the_timeout();
   silence_is_told_by_the_hub();
   calls_are_answered_when_the_relay_goes();
+  the_end_of_a_line_is_told();
   an_answer_that_has_come_stays();
   a_call_that_is_given_up_is_withdrawn();
   a_goodbye_on_its_way_is_waited_for();

@@ -14,7 +14,7 @@ import torch
 import megadp
 import megadp.torch as mt
 from megadp.torch import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding, vocab_parallel_cross_entropy
-from support import BACKEND, DEVICE, refused
+from support import DEVICE, refused
 
 FEATURES, HIDDEN, TOKENS, BATCH = 12, 32, 8, 4
 torch.set_num_threads(1)
@@ -534,6 +534,6 @@ def frozen(comm):
 
 if __name__ == "__main__":
     name, *more = sys.argv[1:]
-    with megadp.Comm(backend=BACKEND) as world:
+    with megadp.Comm() as world:
         globals()[name](world, *more)
     print(f"{name} done", flush=True)

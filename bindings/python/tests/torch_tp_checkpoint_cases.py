@@ -12,7 +12,7 @@ import torch
 import megadp
 import megadp.torch as mt
 from megadp.torch import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding, vocab_parallel_cross_entropy
-from support import BACKEND, refused
+from support import refused
 from torch_tp_cases import BATCH, FEATURES, HIDDEN, TOKENS, Cut
 
 WORDS = 16
@@ -124,6 +124,6 @@ def unsaid(comm, folder):
 
 if __name__ == "__main__":
     name, *more = sys.argv[1:]
-    with megadp.Comm(backend=BACKEND) as world:
+    with megadp.Comm() as world:
         globals()[name](world, *more)
     print(f"{name} done", flush=True)

@@ -186,15 +186,11 @@ void Monitor::emit(int rank, const OperationKey& key, const std::shared_ptr<cons
 }
 
 void Monitor::answer_pending(const OperationKey& key, std::shared_ptr<const Relay::Answer> answer) {
-  if (const auto end = ends_.find(key); end != ends_.end()) {
-    end->second->store(true, std::memory_order_release);
-    ends_.erase(end);
-    return;
-  }
   const auto at = pending_.find(key);
   if (at == pending_.end()) return;  // its caller has given up
   at->second->answer = std::move(answer);
   at->second->done = true;
+  pending_.erase(at);
   changed_.notify_all();
 }
 
@@ -233,16 +229,16 @@ Result<std::shared_ptr<const Relay::Answer>> Monitor::operate(OperationKind kind
     return Status(Code::peer, text(name(relay_rank), ", which relays control messages, has left"), Blame{relay_rank});
   }
   if (!lists_.add(key.members)) return internal_error("two lists of ranks have one digest");
-  Pending pending;
-  pending_[key] = &pending;
+  const auto pending = std::make_shared<Pending>();
+  pending_[key] = pending;
   struct Forget {  // also if something below runs out of memory
-    std::map<OperationKey, Pending*>& pending;
+    std::map<OperationKey, std::shared_ptr<Pending>>& pending;
     const OperationKey& key;
     ~Forget() { pending.erase(key); }
   } const forget{pending_, key};
   give_to_relay(key, std::move(part));
   sequence = key.sequence;  // it has been given: the next is another one
-  const auto ended = [&] { return pending.done || !failure_.ok(); };
+  const auto ended = [&] { return pending->done || !failure_.ok(); };
   const uint64_t begun = now_ns();
   Deadline deadline = line == 0 ? Deadline::after_ns(timeout_ns_) : Deadline::never();
   while (!ended() && !deadline.passed()) {
@@ -262,12 +258,12 @@ Result<std::shared_ptr<const Relay::Answer>> Monitor::operate(OperationKind kind
     deadline = Deadline::after_ns(kLastWordNs);
     while (!ended() && !deadline.passed()) changed_.wait_until(lock, deadline.time_point(), ended);
   }
-  if (pending.done && pending.answer->status.ok()) return pending.answer;
+  if (pending->done && pending->answer->status.ok()) return pending->answer;
   // All members are answered the same, and the first of them to read it may have spread it already.
-  if (pending.done && pending.answer->status.code() != Code::peer) return pending.answer->status;
+  if (pending->done && pending->answer->status.code() != Code::peer) return pending->answer->status;
   // A rank that fails often leaves right after; what it said first is the better reason.
   if (!failure_.ok()) return failure_;
-  if (pending.done) return pending.answer->status;
+  if (pending->done) return pending->answer->status;
   return Status(Code::timeout,
                 text(list_ranks(members), " could not exchange messages within ", seconds(timeout_ns_), "; ", describe_locked(relay_rank),
                      ", and it was the one to carry them"),
@@ -284,10 +280,10 @@ World::Ended Monitor::end_line(const std::vector<int>& members, uint64_t line) n
     // A last operation of the line, of a number that no other one has, for whose answer no thread waits.
     const OperationKey key{OperationKind::compare, {members.begin(), members.end()}, (line + 1) * kSequences - 1};
     if (!failure_.ok() || (!is_hub() && connection_to(0, true) == nullptr) || !lists_.add(key.members)) return nullptr;
-    const auto ended = std::make_shared<std::atomic<bool>>(false);
-    ends_[key] = ended;
+    const auto end = std::make_shared<Pending>();
+    pending_[key] = end;
     give_to_relay(key, {"the end of a line", {}, {}});
-    return ended;
+    return {end, &end->done};
   } catch (const std::bad_alloc&) {  // then something is kept of it, and nobody is told
     return nullptr;
   }

@@ -82,7 +82,7 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
 
  private:
   struct Pending {
-    bool done = false;
+    std::atomic<bool> done{false};  // may be looked at without mutex_; `answer` may not
     std::shared_ptr<const Relay::Answer> answer;
   };
   struct Watch {
@@ -152,8 +152,7 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   std::map<int, uint64_t> suspects_;          // rank → when its process, known to have ended, is taken for dead
   std::map<int, uint64_t> reported_silence_;  // what the hub says of the others
   MemberLists lists_;
-  std::map<OperationKey, Pending*> pending_;                                             // operations that a user thread waits for
-  std::map<OperationKey, std::shared_ptr<std::atomic<bool>>> ends_;                      // of lines that not all members have ended yet
+  std::map<OperationKey, std::shared_ptr<Pending>> pending_;                             // not answered yet, nor given up
   std::map<std::tuple<OperationKind, uint64_t, std::vector<int>>, uint64_t> sequences_;  // by kind, line and members: the last one's
   std::unique_ptr<Relay> relay_;
   std::shared_ptr<const Relay::Answer> encoded_answer_;  // the answer that encoded_payload_ was made of

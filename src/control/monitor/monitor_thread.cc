@@ -148,14 +148,14 @@ void Monitor::close_connection(size_t index) {
   // The relay has left and is gone: nobody will answer what is still asked of it.
   const auto answer = std::make_shared<const Relay::Answer>(
       Relay::Answer{Status(Code::peer, text(name(rank), ", which relays control messages, has left"), Blame{rank}), {}});
-  for (auto& [key, pending] : pending_) {
-    if (relay_rank(key.kind) != rank || pending->done) continue;
-    pending->answer = answer;
-    pending->done = true;
-  }
-  if (rank == 0) {
-    for (const auto& [key, ended] : ends_) ended->store(true, std::memory_order_release);
-    ends_.clear();
+  for (auto at = pending_.begin(); at != pending_.end();) {
+    if (relay_rank(at->first.kind) != rank) {
+      ++at;
+      continue;
+    }
+    at->second->answer = answer;
+    at->second->done = true;
+    at = pending_.erase(at);
   }
   changed_.notify_all();
 }
