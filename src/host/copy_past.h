@@ -3,8 +3,8 @@
 //
 // An ordinary store first takes the cache line from everyone who has read it. When two ranks write to their staging memory at the same
 // time, each having read the other's, these requests get in each other's way: 2.5 GB/s was measured where stores past the caches give 28
-// GB/s (two cores of an AMD EPYC, 256 KiB each), and reading them afterwards costs less than was saved. Below a few KiB it is the other way
-// round.
+// GB/s (two cores of an AMD EPYC, 256 KiB each), and reading them afterwards costs less than was saved. Up to 4 KiB it is the other way
+// round: an all-reduce of 4 KiB over 2 ranks takes 0.94 us with ordinary stores and 1.5 us past the caches.
 #pragma once
 
 #include <cstddef>

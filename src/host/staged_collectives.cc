@@ -168,7 +168,10 @@ Status all_reduce_whole(const Call& call, const std::byte* from, std::byte* to, 
     const size_t n = range.count();
     std::byte* const at = to + range.begin * call.width();
     if (call.size() > 2 && !call.group.spans_nodes() && n * call.width() >= kSharedSumBytes) return share_out_sums(call, staging, at, n);
-    return n == 0 ? Status() : reduce(at, sources(staging, 0).data(), call.size(), n, op.type, op.op, op.divisor);
+    if (n == 0) return {};
+    std::vector<const void*> parts = sources(staging, 0);
+    parts[static_cast<size_t>(call.rank())] = from + range.begin * call.width();  // its copy may be in no cache
+    return reduce(at, parts.data(), call.size(), n, op.type, op.op, op.divisor);
   };
   return in_turns(call, slices.turns(), put, post, take);
 }
