@@ -33,6 +33,13 @@ Status finish(Stream& stream) {
   return (*event)->wait(Deadline::after_ns(300'000'000'000));
 }
 
+void finish_set_up(Rank& rank, Stream& stream) {
+  const Status met = finish(stream);
+  if (met.ok()) return;
+  const std::string why = rank.world().failure().text();
+  rank.check(!why.empty() && why.find("barrier (operation 1 of the group") == std::string::npos, met.text());
+}
+
 namespace {
 
 // A case (or those that begin so, with a dot at the end) that a backend is excused from; a reason that does not hold any more is found by

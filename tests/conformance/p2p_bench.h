@@ -24,9 +24,10 @@ struct Bench {
     stream = rank.must(rank.backend().create_stream("messages"));
     group = rank.must(rank.backend().create_group(rank.everyone()));
     rank.must(group->barrier(*stream, {}));  // operation 1: what goes wrong later must not find a rank still setting up
-    // Another rank may have passed both, and failed on purpose, before this one has heard: then what it does next fails as well.
-    (void)finish(*stream);
-    if (on_device(rank)) (void)rank.world().exchange(rank.everyone(), "bench", "");  // whose events fail with it, seen or not
+    finish_set_up(rank, *stream);
+    if (!on_device(rank)) return;
+    const auto met = rank.world().exchange(rank.everyone(), "bench", "");  // a device's events fail with the World, seen or not
+    rank.check(met.ok() || rank.world().failed(), met.status().text());
   }
   Status send(int to, DeviceArray& data, size_t count, DType type) { return group->send_recv(*stream, {to, data.data(), count, type}, {}); }
   Status recv(int from, DeviceArray& data, size_t count, DType type) {

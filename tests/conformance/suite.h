@@ -55,4 +55,8 @@ inline constexpr int kRankCounts[] = {1, 2, 3, 4, 5, 8};
 // Waits for what was submitted so far and gives its outcome.
 Status finish(Stream& stream);
 
+// The same for a barrier, the group's operation 1, before a case that fails on purpose: another rank may have passed it and failed before
+// this one has heard that it ended. The barrier itself is never the reason.
+void finish_set_up(Rank& rank, Stream& stream);
+
 }  // namespace megadp::test
