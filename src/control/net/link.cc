@@ -18,7 +18,7 @@ namespace {
 
 constexpr size_t kMaxFdsPerMessage = 253;  // SCM_MAX_FD of Linux
 constexpr size_t kMaxFdsWaiting = 65536;
-constexpr size_t kReadSize = 64 * 1024;
+constexpr size_t kReadSize = 4 * 1024;  // cleared and let go of again at each receive: most come for a few hundred bytes
 constexpr size_t kLargeReadSize = 1024 * 1024;
 constexpr size_t kReadAtOnce = 4 * 1024 * 1024;
 
