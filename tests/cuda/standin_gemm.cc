@@ -37,7 +37,7 @@ std::vector<float> values_of(const Matrix& from) {
   return values;
 }
 
-// Of memory that no other thread knows. Sanitizers need not see each of its products, of which the tests have billions.
+// Of memory that no other thread knows: TSan need not see each of its products, of which the tests have billions.
 __attribute__((no_sanitize("thread"))) float dot(float sum, const float* a, const float* b, int64_t n) {
   for (int64_t k = 0; k < n; ++k) sum += a[k] * b[k];
   return sum;
