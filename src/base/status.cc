@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
+#include <new>
 
 namespace megadp {
 
@@ -53,7 +54,9 @@ Status Status::out_of_memory() noexcept {
 }
 
 const std::string& Status::text() const noexcept {
-  static const auto& none = *new std::string;  // read by threads that may outlive main
+  // Takes no memory, as there may be none left, and is never destroyed, as threads that read it may outlive main.
+  alignas(std::string) static std::byte room[sizeof(std::string)];
+  static const auto& none = *new (room) std::string;
   return detail_ ? detail_->text : none;
 }
 
