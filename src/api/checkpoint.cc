@@ -169,7 +169,7 @@ mdp_status mdp_checkpoint_save(const mdp_checkpoint_config* config, mdp_request*
       auto ours = take_checkpoint_config(config, Access::read);
       if (!ours) return ours.status();
       if (out == nullptr) return save_checkpoint(*ours);
-      auto request = prepare_request(out, ours->grid()->world()->shared_context(), nullptr);
+      auto request = prepare_request(out, ours->grid()->world()->shared_context(), std::shared_ptr<void>());
       auto pending = start_saving_checkpoint(*ours);
       if (!pending) return pending.status();
       return give_request(std::move(request), *std::move(pending), out);

@@ -57,7 +57,7 @@ void fill(Code code, const Blame& blame, std::string_view text, mdp_error_info* 
 }  // namespace
 
 mdp_status remember(const Status& status) noexcept {
-  remember(status.code(), status.blame(), status.text());
+  if (!status.ok()) remember(status.code(), status.blame(), status.text());
   return static_cast<mdp_status>(status.code());
 }
 

@@ -27,13 +27,6 @@ Status check_request_out(mdp_request** out) {
   return out == nullptr ? Status() : check_out(out, "out");
 }
 
-std::unique_ptr<mdp_request> prepare_request(mdp_request** out, const std::shared_ptr<Context>& context, std::shared_ptr<void> owner) {
-  if (out == nullptr) return nullptr;
-  auto request = std::make_unique<mdp_request>(context, nullptr);
-  request->owner = std::move(owner);
-  return request;
-}
-
 Status give_request(std::unique_ptr<mdp_request> request, std::shared_ptr<Request> pending, mdp_request** out) {
   if (out == nullptr) return {};
   request->object = std::move(pending);

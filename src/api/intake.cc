@@ -21,7 +21,7 @@ uint32_t size_field(const void* given) {
 
 Status check_pointer(const void* pointer, const Argument& argument, size_t alignment) {
   if (pointer == nullptr) return invalid(argument, " is NULL");
-  if (reinterpret_cast<uintptr_t>(pointer) % alignment != 0) {
+  if ((reinterpret_cast<uintptr_t>(pointer) & (alignment - 1)) != 0) {
     return invalid(argument, " is ", pointer, ", which is not a multiple of ", alignment, ": a misaligned pointer");
   }
   return {};

@@ -97,7 +97,7 @@ inline constexpr StructKind kKind<mdp_cp_block> = kind_of<mdp_cp_block>("mdp_cp_
 template <>
 inline constexpr StructKind kKind<mdp_bucket_report> = kind_of<mdp_bucket_report>("mdp_bucket_report", 56);
 
-// Not NULL, and a multiple of `alignment`.
+// Not NULL, and a multiple of `alignment`, which is a power of two.
 Status check_pointer(const void* pointer, const Argument& argument, size_t alignment);
 template <class T>
 Status check_out(T* out, const Argument& argument) {
@@ -112,6 +112,8 @@ void give_struct(const void* ours, const StructKind& kind, void* out);
 // An input struct, `argument` being its name in error sentences. NULL is an error here; where NULL means all defaults see take_or_default.
 template <class T>
 Result<T> take(const T* given, const Argument& argument) {
+  // Mostly it is just ours: then it is copied at once.
+  if (given != nullptr && reinterpret_cast<uintptr_t>(given) % alignof(T) == 0 && given->struct_size == sizeof(T)) return *given;
   T ours{};
   if (Status status = take_struct(given, argument, kKind<T>, &ours); !status) return status;
   return ours;
