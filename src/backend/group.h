@@ -135,36 +135,37 @@ class Group {
   // before anything is submitted. If a call fails after another was submitted, a device's group has failed for good.
   virtual Status together(Stream& stream, std::span<const WindowOp> calls) = 0;
 
-  Status reduce_scatter(Stream& stream, Window& window, DType type, size_t begin, size_t count, float divisor, Tag tag) {
+  Status reduce_scatter(Stream& stream, Window& window, DType type, size_t begin, size_t count, float divisor, const Tag& tag) {
     return one(stream, {Collective::reduce_scatter, &window, type, begin, count, tag, divisor});
   }
-  Status all_reduce(Stream& stream, Window& window, DType type, size_t begin, size_t count, float divisor, Tag tag) {
+  Status all_reduce(Stream& stream, Window& window, DType type, size_t begin, size_t count, float divisor, const Tag& tag) {
     return one(stream, {Collective::all_reduce, &window, type, begin, count, tag, divisor});
   }
-  Status all_gather(Stream& stream, Window& window, DType type, size_t begin, size_t count, Tag tag) {
+  Status all_gather(Stream& stream, Window& window, DType type, size_t begin, size_t count, const Tag& tag) {
     return one(stream, {Collective::all_gather, &window, type, begin, count, tag});
   }
-  Status broadcast(Stream& stream, Window& window, DType type, size_t begin, size_t count, int root, Tag tag) {
+  Status broadcast(Stream& stream, Window& window, DType type, size_t begin, size_t count, int root, const Tag& tag) {
     return one(stream, {Collective::broadcast, &window, type, begin, count, tag, 1, root});
   }
 
   // ── on any memory of the backend, staged where need be; `from` and `to` may be equal (for reduce_scatter and all_gather: may overlap as
   //    in MPI_IN_PLACE, `to` or `from` being the own piece of the other); they stay alive until the stream has passed ──
   // divisor: of sums, as in windows.
-  virtual Status all_reduce(Stream& stream, const void* from, void* to, size_t count, DType type, Op op, Tag tag, float divisor = 1) = 0;
-  virtual Status reduce_scatter(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, Op op, Tag tag) = 0;
-  virtual Status all_gather(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, Tag tag) = 0;
-  virtual Status all_to_all(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, Tag tag) = 0;
-  virtual Status broadcast(Stream& stream, void* data, size_t count, DType type, int root, Tag tag) = 0;
-  virtual Status barrier(Stream& stream, Tag tag) = 0;
+  virtual Status all_reduce(Stream& stream, const void* from, void* to, size_t count, DType type, Op op, const Tag& tag,
+                            float divisor = 1) = 0;
+  virtual Status reduce_scatter(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, Op op, const Tag& tag) = 0;
+  virtual Status all_gather(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, const Tag& tag) = 0;
+  virtual Status all_to_all(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, const Tag& tag) = 0;
+  virtual Status broadcast(Stream& stream, void* data, size_t count, DType type, int root, const Tag& tag) = 0;
+  virtual Status barrier(Stream& stream, const Tag& tag) = 0;
 
   // The same with pieces of different sizes: `counts` has one for each rank and is the same on all of them. In place is the own piece of
   // the other array, and nothing else.
-  virtual Status reduce_scatter_v(Stream& stream, const void* from, void* to, const Counts& counts, DType type, Op op, Tag tag) = 0;
-  virtual Status all_gather_v(Stream& stream, const void* from, void* to, const Counts& counts, DType type, Tag tag) = 0;
+  virtual Status reduce_scatter_v(Stream& stream, const void* from, void* to, const Counts& counts, DType type, Op op, const Tag& tag) = 0;
+  virtual Status all_gather_v(Stream& stream, const void* from, void* to, const Counts& counts, DType type, const Tag& tag) = 0;
   // from_counts[r] on rank s is to_counts[s] on rank r. `from` and `to` are apart.
   virtual Status all_to_all_v(Stream& stream, const void* from, const Counts& from_counts, void* to, const Counts& to_counts, DType type,
-                              Tag tag) = 0;
+                              const Tag& tag) = 0;
 
   // ── between two ranks; the others take no part, so that this is no operation of the group: it has no number ──
   // Sends and receives at once. The k-th send to a rank meets its k-th receive from this one, with the same count and type. As everything

@@ -169,48 +169,48 @@ Status CudaGroup::together(Stream& stream, std::span<const WindowOp> calls) {
 
 // ── on any memory of the device ──
 
-Status CudaGroup::all_reduce(Stream& stream, const void* from, void* to, size_t count, DType type, Op op, Tag tag, float divisor) {
+Status CudaGroup::all_reduce(Stream& stream, const void* from, void* to, size_t count, DType type, Op op, const Tag& tag, float divisor) {
   return submit(stream, {Collective::all_reduce, count, type, by(op) + divided_by(divisor)}, tag, [=](Member& m, void* s) {
     return m.sum_all(s, bytes(from), bytes(to), count, {type, op, divisor});
   });
 }
 
-Status CudaGroup::reduce_scatter(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, Op op, Tag tag) {
+Status CudaGroup::reduce_scatter(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, Op op, const Tag& tag) {
   return submit(stream, {Collective::reduce_scatter, count_per_rank, type, " per rank" + by(op)}, tag, [=](Member& m, void* s) {
     return m.sum_pieces(s, bytes(from), bytes(to), count_per_rank, {type, op, 1});
   });
 }
 
-Status CudaGroup::all_gather(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, Tag tag) {
+Status CudaGroup::all_gather(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, const Tag& tag) {
   return submit(stream, {Collective::all_gather, count_per_rank, type, " per rank"}, tag,
                 [=](Member& m, void* s) { return m.gather(s, bytes(from), bytes(to), count_per_rank, type); });
 }
 
-Status CudaGroup::all_to_all(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, Tag tag) {
+Status CudaGroup::all_to_all(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, const Tag& tag) {
   return submit(stream, {Collective::all_to_all, count_per_rank, type, " per rank"}, tag,
                 [=](Member& m, void* s) { return m.exchange(s, bytes(from), bytes(to), count_per_rank, type); });
 }
 
-Status CudaGroup::broadcast(Stream& stream, void* data, size_t count, DType type, int root, Tag tag) {
+Status CudaGroup::broadcast(Stream& stream, void* data, size_t count, DType type, int root, const Tag& tag) {
   if (Status checked = check_root(root); !checked) return checked;
   return submit(stream, {Collective::broadcast, count, type, from_rank(root)}, tag,
                 [=](Member& m, void* s) { return m.spread(s, bytes(data), count, type, root); });
 }
 
-Status CudaGroup::barrier(Stream& stream, Tag tag) {
+Status CudaGroup::barrier(Stream& stream, const Tag& tag) {
   return submit(stream, {Collective::barrier, 1, DType::u8}, tag, [](Member& m, void* s) { return m.barrier(s); });
 }
 
 // ── pieces of different sizes ──
 
-Status CudaGroup::reduce_scatter_v(Stream& stream, const void* from, void* to, const Counts& counts, DType type, Op op, Tag tag) {
+Status CudaGroup::reduce_scatter_v(Stream& stream, const void* from, void* to, const Counts& counts, DType type, Op op, const Tag& tag) {
   if (Status checked = check(counts, Collective::reduce_scatter_v, "counts"); !checked) return checked;
   return submit(stream, {Collective::reduce_scatter_v, sum_of(counts), type, in_pieces(counts) + by(op)}, tag, [=](Member& m, void* s) {
     return m.sum_here(s, bytes(from), bytes(to), counts, {type, op, 1});
   });
 }
 
-Status CudaGroup::all_gather_v(Stream& stream, const void* from, void* to, const Counts& counts, DType type, Tag tag) {
+Status CudaGroup::all_gather_v(Stream& stream, const void* from, void* to, const Counts& counts, DType type, const Tag& tag) {
   if (Status checked = check(counts, Collective::all_gather_v, "counts"); !checked) return checked;
   return submit(stream, {Collective::all_gather_v, sum_of(counts), type, in_pieces(counts)}, tag,
                 [=](Member& m, void* s) { return m.gather(s, bytes(from), bytes(to), counts, type); });
@@ -218,7 +218,7 @@ Status CudaGroup::all_gather_v(Stream& stream, const void* from, void* to, const
 
 // Whose counts are each rank's own: nobody compares them, and a rank that has none takes part as well.
 Status CudaGroup::all_to_all_v(Stream& stream, const void* from, const Counts& from_counts, void* to, const Counts& to_counts, DType type,
-                               Tag tag) {
+                               const Tag& tag) {
   if (Status checked = check(from_counts, Collective::all_to_all_v, "from_counts"); !checked) return checked;
   if (Status checked = check(to_counts, Collective::all_to_all_v, "to_counts"); !checked) return checked;
   constexpr size_t kNotNothing = 1;

@@ -56,17 +56,17 @@ class CudaGroup final : public Group {
 
   Status together(Stream& stream, std::span<const WindowOp> calls) override;
 
-  Status all_reduce(Stream& stream, const void* from, void* to, size_t count, DType type, Op op, Tag tag, float divisor) override;
-  Status reduce_scatter(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, Op op, Tag tag) override;
-  Status all_gather(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, Tag tag) override;
-  Status all_to_all(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, Tag tag) override;
-  Status broadcast(Stream& stream, void* data, size_t count, DType type, int root, Tag tag) override;
-  Status barrier(Stream& stream, Tag tag) override;
+  Status all_reduce(Stream& stream, const void* from, void* to, size_t count, DType type, Op op, const Tag& tag, float divisor) override;
+  Status reduce_scatter(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, Op op, const Tag& tag) override;
+  Status all_gather(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, const Tag& tag) override;
+  Status all_to_all(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, const Tag& tag) override;
+  Status broadcast(Stream& stream, void* data, size_t count, DType type, int root, const Tag& tag) override;
+  Status barrier(Stream& stream, const Tag& tag) override;
 
-  Status reduce_scatter_v(Stream& stream, const void* from, void* to, const Counts& counts, DType type, Op op, Tag tag) override;
-  Status all_gather_v(Stream& stream, const void* from, void* to, const Counts& counts, DType type, Tag tag) override;
+  Status reduce_scatter_v(Stream& stream, const void* from, void* to, const Counts& counts, DType type, Op op, const Tag& tag) override;
+  Status all_gather_v(Stream& stream, const void* from, void* to, const Counts& counts, DType type, const Tag& tag) override;
   Status all_to_all_v(Stream& stream, const void* from, const Counts& from_counts, void* to, const Counts& to_counts, DType type,
-                      Tag tag) override;
+                      const Tag& tag) override;
   Status send_recv(Stream& stream, const Message& send, const Message& recv) override;
   Result<std::unique_ptr<Exchange>> create_exchange(const Counts& out, const Counts& in, uint64_t lent) override;
 

@@ -17,6 +17,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "base/status.h"
@@ -30,19 +31,32 @@ constexpr size_t kControlBytes = 4096;
 constexpr size_t kStagingHalfBytes = 512 << 10;
 static_assert(kControlBytes + 2 * kStagingHalfBytes == kGroupBytes);
 
-// What one collective needs while it runs.
+// What a collective was asked for, as it lies in the stream's queue.
+struct Arguments {
+  Arguments(Collective kind, DType type, uint64_t count, const Tag& tag, const void* on_from = nullptr, void* on_to = nullptr) noexcept
+      : operation(make_operation(kind, type, count, tag)),
+        from(static_cast<const std::byte*>(on_from)),
+        to(static_cast<std::byte*>(on_to)) {}
+  Operation operation;
+  const std::byte* from;                            // on any memory
+  std::byte* to;                                    // there, or WindowOp::to
+  bool to_f32 = false;                              // WindowOp::to_f32
+  std::shared_ptr<const SharedMemory> window = {};  // in windows
+  std::shared_ptr<const Counts> counts = {};        // of pieces of different sizes; for all_to_all_v those that go out
+  std::shared_ptr<const Counts> counts_in = {};     // and those that come in
+};
+
+// One while it runs.
 struct Call {
   HostGroup& group;
-  const Operation& operation;
+  const Arguments& arguments;
+  const Operation& operation;  // of the arguments
   const Stop& stop;
-  std::byte* to = nullptr;         // WindowOp::to
-  bool to_f32 = false;             // WindowOp::to_f32
-  const Counts* counts = nullptr;  // WindowOp::counts
 
   int rank() const noexcept { return group.rank(); }
   int size() const noexcept { return group.size(); }
   size_t width() const noexcept { return size_of(operation.type); }
-  size_t sum_width() const noexcept { return to_f32 ? sizeof(float) : width(); }
+  size_t sum_width() const noexcept { return arguments.to_f32 ? sizeof(float) : width(); }
   Status barrier() const { return group.barrier(operation, stop); }
   // `post` is asked for between nodes only.
   template <class Post>

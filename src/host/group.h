@@ -3,6 +3,7 @@
 // operation then runs within perform(), by one of the algorithms of host/collective.h. What is submitted keeps the group alive.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
@@ -24,7 +25,7 @@
 
 namespace megadp::host {
 
-struct Call;
+struct Arguments;
 
 // Bytes of a half of the staging memory.
 struct Part {
@@ -64,17 +65,17 @@ class HostGroup final : public Group, public std::enable_shared_from_this<HostGr
 
   Status together(Stream& stream, std::span<const WindowOp> calls) override;
 
-  Status all_reduce(Stream& stream, const void* from, void* to, size_t count, DType type, Op op, Tag tag, float divisor) override;
-  Status reduce_scatter(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, Op op, Tag tag) override;
-  Status all_gather(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, Tag tag) override;
-  Status all_to_all(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, Tag tag) override;
-  Status broadcast(Stream& stream, void* data, size_t count, DType type, int root, Tag tag) override;
-  Status barrier(Stream& stream, Tag tag) override;
+  Status all_reduce(Stream& stream, const void* from, void* to, size_t count, DType type, Op op, const Tag& tag, float divisor) override;
+  Status reduce_scatter(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, Op op, const Tag& tag) override;
+  Status all_gather(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, const Tag& tag) override;
+  Status all_to_all(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, const Tag& tag) override;
+  Status broadcast(Stream& stream, void* data, size_t count, DType type, int root, const Tag& tag) override;
+  Status barrier(Stream& stream, const Tag& tag) override;
 
-  Status reduce_scatter_v(Stream& stream, const void* from, void* to, const Counts& counts, DType type, Op op, Tag tag) override;
-  Status all_gather_v(Stream& stream, const void* from, void* to, const Counts& counts, DType type, Tag tag) override;
+  Status reduce_scatter_v(Stream& stream, const void* from, void* to, const Counts& counts, DType type, Op op, const Tag& tag) override;
+  Status all_gather_v(Stream& stream, const void* from, void* to, const Counts& counts, DType type, const Tag& tag) override;
   Status all_to_all_v(Stream& stream, const void* from, const Counts& from_counts, void* to, const Counts& to_counts, DType type,
-                      Tag tag) override;
+                      const Tag& tag) override;
   Status send_recv(Stream& stream, const Message& send, const Message& recv) override;
   Result<std::unique_ptr<Exchange>> create_exchange(const Counts& out, const Counts& in, uint64_t lent) override;
 
@@ -100,8 +101,10 @@ class HostGroup final : public Group, public std::enable_shared_from_this<HostGr
   Status perform(uint64_t place, const Blame& blame, const Describe& during, const Stop& stop, const std::function<Status()>& body);
   // Within perform().
   Status barrier(const Operation& operation, const Stop& stop);
-  // This turn's half of everyone's staging memory, by rank.
-  const std::vector<std::byte*>& next_staging();
+  // By rank, where everyone's data of the next turn lies: a half of the staging memory, or, if `bytes` are few, the slots of its barrier.
+  const std::vector<std::byte*>& next_staging(size_t bytes);
+  // Room for a pointer for each rank.
+  std::vector<const void*>& pointers() noexcept { return pointers_; }
   // The rank whose half holds a broadcast after the barrier: the root, or on another node the first rank there.
   int source_of_broadcast(int root) const noexcept;
 
@@ -114,14 +117,11 @@ class HostGroup final : public Group, public std::enable_shared_from_this<HostGr
   Status post_from_root(int root, const std::vector<std::byte*>& staging, size_t bytes);
 
  private:
-  using Algorithm = std::function<Status(const Call&)>;
-
   HostGroup(std::shared_ptr<World> world, std::shared_ptr<Network> network, std::vector<int> members);
   Status set_up();
 
-  Status submit(Stream& stream, Operation operation, Algorithm algorithm);
-  Status run(uint64_t place, const Operation& operation, const Algorithm& algorithm, const Stop& stop);
-  Status submit_in_window(Stream& stream, const WindowOp& call);
+  Status submit(Stream& stream, Arguments&& arguments);
+  Status run(uint64_t place, const Arguments& arguments, const Stop& stop);
 
   // In messages.cc: a message, or both halves of an exchange, neither with this rank itself.
   Status exchange(const Message& send, const Message& recv, const Stop& stop);
@@ -149,15 +149,17 @@ class HostGroup final : public Group, public std::enable_shared_from_this<HostGr
   std::optional<Sync> sync_;
   std::vector<std::byte*> staging_[2];
   uint64_t turn_ = 0;
+  std::vector<std::byte*> slots_[2];   // if all members are on this node
+  std::vector<const void*> pointers_;  // of the call that runs
 
   uint64_t windows_ = 0;  // allocated so far
   std::mutex submitting_;
   uint64_t operations_ = 0;  // under submitting_: so far
   uint64_t calls_ = 0;       // likewise: operations and messages
 
-  std::mutex running_;                       // held while an operation runs
-  Status broken_;                            // under running_
-  uint64_t last_place_ = 0;                  // under running_: of the last call that ran
+  std::atomic<bool> running_{false};         // while an operation runs
+  Status broken_;                            // of the call that runs
+  uint64_t last_place_ = 0;                  // likewise: of the last call that ran
   std::map<int, uint64_t> sent_, received_;  // likewise: messages so far, by rank
 };
 

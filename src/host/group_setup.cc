@@ -82,7 +82,11 @@ Status HostGroup::set_up() {
     if (!transport.ok()) return transport.status();
     transport_ = *std::move(transport);
   }
-  if (control_ != nullptr) sync_.emplace(world_, local_, control_);
+  if (control_ == nullptr) return {};
+  sync_.emplace(world_, local_, control_);
+  for (const size_t parity : {0, 1}) {
+    for (int rank = 0; rank < control_->size(); ++rank) slots_[parity].push_back(sync_->data_of(rank, parity));
+  }
   return {};
 }
 

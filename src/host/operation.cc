@@ -2,20 +2,13 @@
 // Comparing and describing collectives.
 #include "host/operation.h"
 
+#include <cstddef>
 #include <cstring>
 
+#include "base/hash.h"
 #include "base/text.h"
 
 namespace megadp::host {
-namespace {
-
-uint32_t bits_of(float x) noexcept {
-  uint32_t bits;
-  std::memcpy(&bits, &x, sizeof bits);
-  return bits;
-}
-
-}  // namespace
 
 Operation make_operation(Collective kind, DType type, uint64_t count, const Tag& tag) noexcept {
   Operation operation;
@@ -24,14 +17,14 @@ Operation make_operation(Collective kind, DType type, uint64_t count, const Tag&
   operation.count = count;
   operation.bucket = tag.bucket;
   operation.microbatch = tag.microbatch;
-  if (tag.what != nullptr) std::strncpy(operation.what, tag.what, sizeof operation.what - 1);
+  std::memcpy(operation.what, tag.what, strnlen(tag.what, sizeof operation.what - 1));
   return operation;
 }
 
-bool same(const Operation& a, const Operation& b) noexcept {
-  return a.number == b.number && a.window == b.window && a.begin == b.begin && a.count == b.count && a.kind == b.kind && a.type == b.type &&
-         a.op == b.op && a.root == b.root && bits_of(a.divisor) == bits_of(b.divisor) && a.microbatch == b.microbatch &&
-         a.pieces == b.pieces && std::strncmp(a.what, b.what, sizeof a.what) == 0;
+uint64_t digest_of(const Operation& operation) noexcept {
+  constexpr size_t kCompared = offsetof(Operation, bucket);
+  static_assert(sizeof(Operation) == kCompared + 8, "a gap would hold any bytes");
+  return hash_words<kCompared / sizeof(uint64_t)>(&operation);
 }
 
 std::string describe(const Operation& operation) {

@@ -12,7 +12,7 @@
 
 namespace megadp::host {
 
-struct Operation {      // plain bytes: it is copied between processes
+struct Operation {      // plain bytes without gaps: it is copied between processes
   uint64_t number = 0;  // running number within the group, from 1; of a message among those from one rank to the other
   uint64_t window = 0;  // number of the window within the group, from 1; 0: on plain memory
   uint64_t begin = 0;   // elements; in windows only
@@ -21,18 +21,22 @@ struct Operation {      // plain bytes: it is copied between processes
   Collective kind = Collective::barrier;
   DType type = DType::u8;
   Op op = Op::sum;
-  int32_t root = -1;    // of a broadcast; of a message the rank at its other end
-  int32_t bucket = -1;  // for people only
+  int32_t root = -1;  // of a broadcast; of a message the rank at its other end
   float divisor = 1;
   uint32_t microbatch = 0;  // 0: of none
   uint64_t pieces = 0;      // in windows: a digest of WindowOp::counts, odd if there is a WindowOp::to; 0: equal pieces
-  char what[40] = {};       // Tag::what, cut
+  char what[48] = {};       // Tag::what, cut
+  int32_t bucket = -1;      // for people only: each rank has its own numbers, if ranks that share dense parameters have different experts
+  int32_t unused = 0;
 };
 
 Operation make_operation(Collective kind, DType type, uint64_t count, const Tag& tag) noexcept;
 
-// The same but for the bucket, whose number is each rank's own: ranks that share dense parameters may have different experts between them.
-bool same(const Operation& a, const Operation& b) noexcept;
+// Of all but the bucket: what ranks that came for the same have in common.
+uint64_t digest_of(const Operation& operation) noexcept;
+inline bool same(const Operation& a, const Operation& b) noexcept {
+  return digest_of(a) == digest_of(b);
+}
 
 // What is under way, for the sentence of a failure.
 using Describe = std::function<std::string()>;

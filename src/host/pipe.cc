@@ -197,7 +197,7 @@ Status Sync::look_around(const std::vector<int>& missing, const Describe& during
   if (world_->failed()) return world_->failure();
   for (const int rank : missing) {
     const int member = members_[static_cast<size_t>(rank)];
-    if (page(rank).slot.gone.load(std::memory_order_acquire) == 0 && !world_->has_left(member)) continue;
+    if (!has_gone(rank)) continue;
     wait_for_own_end(member, Stop());
     if (world_->failed()) return world_->failure();
     return {Code::peer, text(during(), ": rank ", member, " has left and will not take part"), Blame{.rank = member}};
@@ -216,7 +216,7 @@ Status Sync::look_around(const MessageHalf* send, const MessageHalf* recv, const
   for (const MessageHalf* half : {send, recv}) {
     if (half == nullptr || half->ended) continue;
     const int member = members_[static_cast<size_t>(half->peer)];
-    if (page(half->peer).slot.gone.load(std::memory_order_acquire) == 0 && !world_->has_left(member)) continue;
+    if (!has_gone(half->peer)) continue;
     wait_for_own_end(member, stop);
     if (world_->failed()) return world_->failure();
     if (stop.requested()) break;
@@ -245,8 +245,8 @@ std::string Sync::doing(int rank) const {
     const std::optional<Operation> message = posted == 0 ? std::nullopt : read_notice(*notice, posted, kind);
     if (message) what += (what.empty() ? ", and waits in " : " with ") + describe(*message);
   }
-  if (what.empty() && other.slot.inside.load(std::memory_order_relaxed) != 0) {
-    what = text(", and waits in operation ", other.slot.number.load(std::memory_order_relaxed), " of the group");
+  if (what.empty() && other.reason.inside.load(std::memory_order_relaxed) != 0) {
+    what = text(", and waits in operation ", other.reason.number.load(std::memory_order_relaxed), " of the group");
   }
   return what;
 }

@@ -36,13 +36,15 @@ class Slices {
   };
 
   // `most`: elements of the rank that has most, in up to `pieces` pieces side by side, of `width` bytes each.
-  Slices(size_t width, uint64_t most, size_t pieces) : width_(width) {
+  Slices(size_t width, uint64_t most, size_t pieces) : width_(width), most_(most) {
     const uint64_t room = kStagingHalfBytes / width;
     unit_ = room / kPartElements > 2 * pieces ? kPartElements : 1;
     turns_ = most <= room ? 1 : quotient_up(most, unit_ * (room / unit_ - (pieces > 1 ? pieces : 0)));
   }
   size_t width() const noexcept { return width_; }
   uint64_t turns() const noexcept { return turns_; }
+  // Of a half that are used, at most.
+  size_t bytes() const noexcept { return turns_ == 1 ? most_ * width_ : kStagingHalfBytes; }
   // Of a piece of `count` elements.
   Range of(uint64_t count, uint64_t turn) const noexcept {
     const uint64_t step = turns_ == 1 ? count : unit_ * quotient_up(count, unit_ * turns_);
@@ -56,7 +58,7 @@ class Slices {
 
  private:
   size_t width_;
-  uint64_t unit_, turns_;
+  uint64_t most_, unit_, turns_;
 };
 
 // An array of one piece for each rank, one after another.
@@ -84,8 +86,9 @@ Pieces even(const Call& call, uint64_t count) {
   return {static_cast<size_t>(call.size()), count};
 }
 
-std::vector<const void*> sources(const std::vector<std::byte*>& staging, size_t offset_bytes) {
-  std::vector<const void*> from;
+std::vector<const void*>& sources(const Call& call, const std::vector<std::byte*>& staging, size_t offset_bytes) {
+  std::vector<const void*>& from = call.group.pointers();
+  from.clear();
   for (const std::byte* half : staging) from.push_back(half + offset_bytes);
   return from;
 }
@@ -104,7 +107,7 @@ Status share_out_sums(const Call& call, const std::vector<std::byte*>& staging, 
   const size_t end = std::min(n, begin + part);
   if (begin < end) {
     std::byte* const sum = staging[static_cast<size_t>(call.rank())] + begin * call.width();
-    Status reduced = reduce(sum, sources(staging, begin * call.width()).data(), call.size(), end - begin, op.type, op.op, op.divisor);
+    Status reduced = reduce(sum, sources(call, staging, begin * call.width()).data(), call.size(), end - begin, op.type, op.op, op.divisor);
     if (!reduced.ok()) return reduced;
   }
   Status met = call.barrier();
@@ -119,9 +122,9 @@ Status share_out_sums(const Call& call, const std::vector<std::byte*>& staging, 
 // What is too large for a half of the staging goes in turns: in each this rank puts its part into its half, ranks of other nodes are sent
 // theirs, a barrier, and it takes from everyone's half. At least one turn: also an empty collective compares what the ranks came for.
 template <class Put, class Post, class Take>
-Status in_turns(const Call& call, uint64_t turns, const Put& put, const Post& post, const Take& take) {
-  for (uint64_t turn = 0; turn < turns; ++turn) {
-    const std::vector<std::byte*>& staging = call.group.next_staging();
+Status in_turns(const Call& call, const Slices& slices, const Put& put, const Post& post, const Take& take) {
+  for (uint64_t turn = 0; turn < slices.turns(); ++turn) {
+    const std::vector<std::byte*>& staging = call.group.next_staging(slices.bytes());
     put(staging[static_cast<size_t>(call.rank())], turn);
     if (Status met = call.exchange_and_barrier([&] { return post(staging, turn); }); !met) return met;
     if (Status taken = take(staging, turn); !taken) return taken;
@@ -148,7 +151,7 @@ Status scatter_in_turns(const Call& call, const Slices& slices, const std::byte*
     return call.group.post_parts(
         staging, [&](size_t rank) { return out(rank, turn); }, [&](size_t rank) { return in(rank, turn); });
   };
-  return in_turns(call, slices.turns(), put, post, take);
+  return in_turns(call, slices, put, post, take);
 }
 
 // Every rank gets every array, which is one step: for what is small, and for what all ranks of one node read in place.
@@ -169,11 +172,11 @@ Status all_reduce_whole(const Call& call, const std::byte* from, std::byte* to, 
     std::byte* const at = to + range.begin * call.width();
     if (call.size() > 2 && !call.group.spans_nodes() && n * call.width() >= kSharedSumBytes) return share_out_sums(call, staging, at, n);
     if (n == 0) return {};
-    std::vector<const void*> parts = sources(staging, 0);
+    std::vector<const void*>& parts = sources(call, staging, 0);
     parts[static_cast<size_t>(call.rank())] = from + range.begin * call.width();  // its copy may be in no cache
     return reduce(at, parts.data(), call.size(), n, op.type, op.op, op.divisor);
   };
-  return in_turns(call, slices.turns(), put, post, take);
+  return in_turns(call, slices, put, post, take);
 }
 
 // before(r): elements in front of this rank's piece at rank r; `most` of them has any rank.
@@ -203,7 +206,7 @@ Status reduce_scatter(const Call& call, const std::byte* from, std::byte* to, co
   const auto take = [&](const std::vector<std::byte*>& staging, uint64_t turn) -> Status {
     const Slices::Range range = slices.of(pieces.count(me), turn);
     if (range.count() == 0) return {};
-    return add_up(call, to + range.begin * call.sum_width(), sources(staging, place), range.count());
+    return add_up(call, to + range.begin * call.sum_width(), sources(call, staging, place), range.count());
   };
   return scatter_in_turns(call, slices, from, pieces, in, take);
 }
@@ -227,7 +230,7 @@ Status all_gather(const Call& call, const std::byte* from, std::byte* to, const 
     }
     return {};
   };
-  return in_turns(call, slices.turns(), put, post, take);
+  return in_turns(call, slices, put, post, take);
 }
 
 // `sender` sends `sent` elements to `receiver`, which expects another number; ranks of the group.
@@ -334,7 +337,7 @@ Status staged_broadcast(const Call& call, std::byte* data, size_t bytes, int roo
     if (!is_root) copy_bytes(data + range.begin, staging[source], range.count());
     return {};
   };
-  return in_turns(call, slices.turns(), put, post, take);
+  return in_turns(call, slices, put, post, take);
 }
 
 }  // namespace megadp::host

@@ -38,8 +38,9 @@ class DefaultFloats {
   // Mostly it is, and to set it takes longer than a small collective.
   static bool is_default() noexcept {
 #if defined(__x86_64__)
-    constexpr unsigned seen = 0x3f, all_masked = 0x1f80;  // of MXCSR: what has come up so far; to nearest, nothing flushed, nothing trapped
-    return (__builtin_ia32_stmxcsr() & ~seen) == all_masked && std::fegetround() == FE_TONEAREST;
+    // Of MXCSR, which is all that counts here, as nothing of ours is a long double.
+    constexpr unsigned seen = 0x3f, all_masked = 0x1f80;  // what has come up so far; to nearest, nothing flushed, nothing trapped
+    return (__builtin_ia32_stmxcsr() & ~seen) == all_masked;
 #else
     return false;
 #endif
@@ -66,10 +67,11 @@ struct HostStream::State {
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<Item> items;
-  // Pieces of work in the queue and under way; more of them under mutex only.
+  // Pieces of work in the queue, which get more under mutex only, and under way; and kOnCaller, while a caller's thread does one of them
+  // and the worker rests.
+  static constexpr size_t kOnCaller = ~(SIZE_MAX >> 1);
   std::atomic<size_t> unfinished{0};
-  bool started = false;    // under mutex: whether there is a worker
-  bool on_caller = false;  // likewise: a caller's thread does some, and the worker rests
+  bool started = false;  // under mutex: whether there is a worker
   bool closing = false;
   std::atomic<bool> caller_waits{false};
   Status failure;                       // under mutex
@@ -114,7 +116,7 @@ struct HostStream::State {
   // False when the stream is being destroyed and nothing is left.
   bool pop(Item* out) {
     std::unique_lock lock(mutex);
-    changed.wait(lock, [this] { return !on_caller && (!items.empty() || closing); });
+    changed.wait(lock, [this] { return (unfinished.load(std::memory_order_acquire) & kOnCaller) == 0 && (!items.empty() || closing); });
     if (items.empty()) return false;
     *out = std::move(items.front());
     items.pop_front();
@@ -199,25 +201,19 @@ Status HostStream::submit(Work work) {
 
 bool HostStream::do_here(const Work& work) {
   if (!state_->caller_waits.load(std::memory_order_relaxed) || state_->has_failed.load(std::memory_order_acquire)) return false;
-  const std::shared_ptr<State> state = state_;
-  {
-    const std::lock_guard lock(state->mutex);
-    if (state->unfinished.load(std::memory_order_acquire) != 0) return false;
-    state->on_caller = true;
-    state->unfinished.fetch_add(1, std::memory_order_relaxed);
-  }
+  State& state = *state_;
+  constexpr size_t kOne = State::kOnCaller + 1;
+  size_t none = 0;
+  if (!state.unfinished.compare_exchange_strong(none, kOne, std::memory_order_acquire, std::memory_order_relaxed)) return false;
   const Status status = [&] {
     const DefaultFloats floats;  // the same bits whatever the caller has set
-    return state->perform(work);
+    return state.perform(work);
   }();
-  if (!status.ok()) state->fail(status);
-  bool more = false;
-  {
-    const std::lock_guard lock(state->mutex);
-    state->on_caller = false;
-    more = state->unfinished.fetch_sub(1, std::memory_order_release) > 1;
+  if (!status.ok()) state.fail(status);
+  if (state.unfinished.fetch_sub(kOne, std::memory_order_release) != kOne) {  // more has come, and its worker looks, or waits
+    { const std::lock_guard lock(state.mutex); }
+    state.changed.notify_one();
   }
-  if (more) state->changed.notify_one();
   return true;
 }
 

@@ -21,7 +21,7 @@ namespace {
 
 // Whether every rank of the node that shares these processors can have one of its own. Ranks that are bound to different processors (as
 // launchers do) are seen by the union of their masks; unbound ones compete with all other ranks of the node as well.
-bool enough_cpus(const World& world, const std::vector<int>& members, const std::vector<const ControlPage*>& pages) {
+bool enough_cpus(const World& world, const std::vector<int>& members, const std::vector<ControlPage*>& pages) {
   constexpr size_t kWords = sizeof(ControlPage::cpus) / sizeof(uint64_t);
   uint64_t all[kWords] = {};
   bool equal = true;
@@ -43,7 +43,7 @@ bool enough_cpus(const World& world, const std::vector<int>& members, const std:
 
 void Sync::prepare(SharedMemory& control) noexcept {
   auto* const page = reinterpret_cast<ControlPage*>(control.own());
-  page->slot.phase.store(kFirstPhase, std::memory_order_relaxed);
+  for (ControlPage::Slot& slot : page->slots) slot.phase.store(kFirstPhase, std::memory_order_relaxed);
   uint64_t* const cpus = page->cpus;
   cpu_set_t set;
   CPU_ZERO(&set);
@@ -58,17 +58,17 @@ void Sync::prepare(SharedMemory& control) noexcept {
 
 Sync::Sync(std::shared_ptr<World> world, std::vector<int> members, std::shared_ptr<SharedMemory> control)
     : world_(std::move(world)), members_(std::move(members)), control_(std::move(control)) {
-  std::vector<const ControlPage*> pages;
-  for (int rank = 0; rank < control_->size(); ++rank) pages.push_back(&page(rank));
-  crowded_ = !enough_cpus(*world_, members_, pages);
+  for (int rank = 0; rank < control_->size(); ++rank) pages_.push_back(reinterpret_cast<ControlPage*>(control_->of(rank)));
+  crowded_ = !enough_cpus(*world_, members_, pages_);
 }
 
 Status Sync::barrier(const Operation& operation, const Stop& stop) {
   if (operation.number == compared_) return arrive_and_wait(operation, stop);
   ControlPage& own = page(control_->rank());
-  own.operation[operation.number & 1] = operation;
-  own.slot.number.store(operation.number, std::memory_order_relaxed);
-  own.slot.inside.store(1, std::memory_order_relaxed);
+  own.reason.operation[operation.number & 1] = operation;
+  own.reason.number.store(operation.number, std::memory_order_relaxed);
+  own.reason.inside.store(1, std::memory_order_relaxed);
+  own.slots[next_slots()].digest.store(digest_of(operation), std::memory_order_relaxed);
   Status met = arrive_and_wait(operation, stop);
   if (!met.ok()) return met;
   compared_ = operation.number;
@@ -79,7 +79,7 @@ Status Sync::arrive_and_wait(const Operation& operation, const Stop& stop) {
   phase_ += 1;
   // Sequentially consistent, as are the count of sleepers and what has_come() looks at: either the last rank to come sees the sleeper, or
   // the sleeper sees that all have come.
-  page(control_->rank()).slot.phase.store(phase_);
+  slot(control_->rank()).phase.store(phase_);
   int first = 0;
   if (page(0).sleep.sleepers.load() != 0 && complete(&first)) wake();
   for (ShortWait wait(crowded_); wait.goes_on();) {
@@ -122,9 +122,7 @@ Status Sync::look_around(const Operation& operation, const Stop& stop) const {
   const auto dropped = [&] { return Status(Code::aborted, text(describe(operation), ": its stream was destroyed")); };
   for (int rank = 0; rank < control_->size(); ++rank) {
     const int member = members_[static_cast<size_t>(rank)];
-    const ControlPage::Slot& slot = page(rank).slot;
-    const bool gone = slot.gone.load(std::memory_order_acquire) != 0;  // before its phase, which it may have moved just before it left
-    if (!gone && !world_->has_left(member)) continue;
+    if (!has_gone(rank)) continue;  // asked before its phase, which it may have moved just before it left
     if (has_come(rank)) continue;
     wait_for_own_end(member, stop);
     if (world_->failed()) continue;  // it failed and then left: its failure is looked at above, the next time round
@@ -149,17 +147,17 @@ Status Sync::timed_out(const Operation& operation) const {
                               ranks.size() == 1 ? "a rank that did not come" : "ranks that did not come");
   for (const int rank : ranks) {
     const int member = members_[static_cast<size_t>(rank)];
-    sentence += text("; ", world_->describe(member), ", and came to operation ", page(rank).slot.number.load(std::memory_order_relaxed),
+    sentence += text("; ", world_->describe(member), ", and came to operation ", page(rank).reason.number.load(std::memory_order_relaxed),
                      " of the group", doing(rank));
   }
   return {Code::timeout, std::move(sentence), Blame{.rank = members_[static_cast<size_t>(ranks.front())]}};
 }
 
 Status Sync::compare(const Operation& operation) const {
-  const Operation& first = page(0).operation[operation.number & 1];
+  const uint64_t digest = slot(0).digest.load(std::memory_order_relaxed), parity = operation.number & 1;
   for (int rank = 1; rank < control_->size(); ++rank) {
-    const Operation& other = page(rank).operation[operation.number & 1];
-    if (same(first, other)) continue;
+    if (slot(rank).digest.load(std::memory_order_relaxed) == digest) continue;
+    const Operation &first = page(0).reason.operation[parity], &other = page(rank).reason.operation[parity];
     const int member = members_[static_cast<size_t>(rank)];
     return {Code::desync,
             text("ranks ", members_[0], " and ", member, " called different operations: ", describe(first), " and ", describe(other)),
@@ -202,7 +200,7 @@ uint64_t Sync::hear(Group::Word which, uint64_t number, const std::function<bool
 
 void Sync::leave() noexcept {
   // After a failure (an abort, say) the World tells the others why; this mark would overtake it.
-  if (!world_->failed()) page(control_->rank()).slot.gone.store(1, std::memory_order_release);
+  if (!world_->failed()) page(control_->rank()).reason.gone.store(1, std::memory_order_release);
   wake();
 }
 

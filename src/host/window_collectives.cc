@@ -44,13 +44,14 @@ void copy_piece(std::byte* to, const std::byte* from, size_t bytes) {
 
 // Elements of a rank's piece.
 uint64_t piece_of(const Call& call, int rank) {
-  return call.counts != nullptr ? (*call.counts)[static_cast<size_t>(rank)] : call.operation.count / static_cast<uint64_t>(call.size());
+  return call.arguments.counts != nullptr ? (*call.arguments.counts)[static_cast<size_t>(rank)]
+                                          : call.operation.count / static_cast<uint64_t>(call.size());
 }
 
 // Where this rank's begins.
 uint64_t own_begin(const Call& call) {
-  if (call.counts == nullptr) return piece_of(call, 0) * static_cast<uint64_t>(call.rank());
-  return std::accumulate(call.counts->begin(), call.counts->begin() + call.rank(), uint64_t{0});
+  if (call.arguments.counts == nullptr) return piece_of(call, 0) * static_cast<uint64_t>(call.rank());
+  return std::accumulate(call.arguments.counts->begin(), call.arguments.counts->begin() + call.rank(), uint64_t{0});
 }
 
 // This rank's share of the work, if that is shared out evenly whoever it is for.
@@ -79,8 +80,9 @@ Status for_each_owner(const Call& call, const Fn& fn) {
   return {};
 }
 
-std::vector<const void*> everyones(const Call& call, const SharedMemory& window, size_t element) {
-  std::vector<const void*> from;
+const std::vector<const void*>& everyones(const Call& call, const SharedMemory& window, size_t element) {
+  std::vector<const void*>& from = call.group.pointers();
+  from.clear();
   for (int rank = 0; rank < call.size(); ++rank) from.push_back(at(call, window, rank, element));
   return from;
 }
@@ -90,21 +92,21 @@ std::vector<const void*> everyones(const Call& call, const SharedMemory& window,
 Status add_up(const Call& call, std::byte* to, const std::vector<const void*>& from, size_t n) {
   const Operation& op = call.operation;
   const auto ways = static_cast<int>(from.size());
-  if (call.to_f32) return sum_in_f32(reinterpret_cast<float*>(to), from.data(), ways, n, op.type, op.divisor);
+  if (call.arguments.to_f32) return sum_in_f32(reinterpret_cast<float*>(to), from.data(), ways, n, op.type, op.divisor);
   return reduce(to, from.data(), ways, n, op.type, op.op, op.divisor);
 }
 
 // With pieces of different sizes all share the work: one may have everything. A sum then goes to its owner's window.
 Status window_reduce_scatter(const Call& call, const SharedMemory& window) {
   const uint64_t mine = own_begin(call), piece = piece_of(call, call.rank());
-  std::byte* const to = call.to != nullptr ? call.to : own_at(call, window, mine);
+  std::byte* const to = call.arguments.to != nullptr ? call.arguments.to : own_at(call, window, mine);
   if (is_staged(call)) {
-    return call.counts != nullptr ? staged_reduce_scatter(call, own_at(call, window, 0), to, *call.counts)
-                                  : staged_reduce_scatter(call, own_at(call, window, 0), to, piece);
+    return call.arguments.counts != nullptr ? staged_reduce_scatter(call, own_at(call, window, 0), to, *call.arguments.counts)
+                                            : staged_reduce_scatter(call, own_at(call, window, 0), to, piece);
   }
   if (Status met = call.barrier(); !met) return met;
   Status reduced;
-  if (call.counts != nullptr && call.to == nullptr) {
+  if (call.arguments.counts != nullptr && call.arguments.to == nullptr) {
     reduced = for_each_owner(call, [&](int owner, uint64_t begin, uint64_t count) {
       return add_up(call, at(call, window, owner, begin), everyones(call, window, begin), count);
     });
@@ -117,20 +119,16 @@ Status window_reduce_scatter(const Call& call, const SharedMemory& window) {
 // Rank r reduces part r, a block at a time, and writes the block to everyone while it is still in its cache: nothing is read twice, and
 // nobody has to wait for the sums before copying them.
 Status window_all_reduce(const Call& call, const SharedMemory& window) {
-  const Operation& op = call.operation;
-  const auto size = static_cast<size_t>(call.size());
   std::byte* const own = own_at(call, window, 0);
-  if (is_staged(call)) return staged_all_reduce(call, own, own, op.count);
+  if (is_staged(call)) return staged_all_reduce(call, own, own, call.operation.count);
   Status met = call.barrier();
   if (!met.ok()) return met;
   const Share share = even_share(call);
   const size_t block = kBlockBytes / call.width();
-  std::vector<const void*> from(size);
   for (uint64_t element = share.begin; element < share.end; element += block) {
     const size_t n = std::min<size_t>(block, share.end - element);
-    for (int rank = 0; rank < call.size(); ++rank) from[static_cast<size_t>(rank)] = at(call, window, rank, element);
     std::byte* const sum = own_at(call, window, element);
-    Status reduced = reduce(sum, from.data(), call.size(), n, op.type, op.op, op.divisor);
+    Status reduced = add_up(call, sum, everyones(call, window, element), n);
     if (!reduced.ok()) return reduced;
     for (int rank = 0; rank < call.size(); ++rank) {
       if (rank != call.rank()) std::memcpy(at(call, window, rank, element), sum, n * call.width());
@@ -145,8 +143,8 @@ Status window_all_gather(const Call& call, const SharedMemory& window) {
   const uint64_t mine = own_begin(call), piece = piece_of(call, call.rank());
   const std::byte* const own = own_at(call, window, mine);
   if (is_staged(call)) {
-    return call.counts != nullptr ? staged_all_gather(call, own, own_at(call, window, 0), *call.counts)
-                                  : staged_all_gather(call, own, own_at(call, window, 0), piece);
+    return call.arguments.counts != nullptr ? staged_all_gather(call, own, own_at(call, window, 0), *call.arguments.counts)
+                                            : staged_all_gather(call, own, own_at(call, window, 0), piece);
   }
   if (Status met = call.barrier(); !met) return met;
   const auto copy_to_others = [&](int owner, uint64_t begin, uint64_t count) -> Status {
@@ -156,7 +154,7 @@ Status window_all_gather(const Call& call, const SharedMemory& window) {
     }
     return {};
   };
-  const Status copied = call.counts != nullptr ? for_each_owner(call, copy_to_others) : copy_to_others(call.rank(), mine, piece);
+  const Status copied = call.arguments.counts != nullptr ? for_each_owner(call, copy_to_others) : copy_to_others(call.rank(), mine, piece);
   return copied.ok() ? call.barrier() : copied;
 }
 

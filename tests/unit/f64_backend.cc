@@ -37,42 +37,42 @@ class CountedGroup final : public Group {
   Result<std::unique_ptr<Window>> allocate_window(size_t bytes) override { return group_->allocate_window(bytes); }
   Status together(Stream& stream, std::span<const WindowOp> calls) override { return group_->together(stream, calls); }
 
-  Status all_reduce(Stream& stream, const void* from, void* to, size_t count, DType type, Op op, Tag tag, float divisor) override {
+  Status all_reduce(Stream& stream, const void* from, void* to, size_t count, DType type, Op op, const Tag& tag, float divisor) override {
     ++counters_->calls;
     counters_->sent += 2 * others() * count * size_of(type) / static_cast<uint64_t>(size());
     return group_->all_reduce(stream, from, to, count, type, op, tag, divisor);
   }
-  Status reduce_scatter(Stream& stream, const void* from, void* to, size_t count, DType type, Op op, Tag tag) override {
+  Status reduce_scatter(Stream& stream, const void* from, void* to, size_t count, DType type, Op op, const Tag& tag) override {
     ++counters_->calls;
     counters_->sent += others() * count * size_of(type);
     return group_->reduce_scatter(stream, from, to, count, type, op, tag);
   }
-  Status all_gather(Stream& stream, const void* from, void* to, size_t count, DType type, Tag tag) override {
+  Status all_gather(Stream& stream, const void* from, void* to, size_t count, DType type, const Tag& tag) override {
     ++counters_->calls;
     counters_->sent += others() * count * size_of(type);
     return group_->all_gather(stream, from, to, count, type, tag);
   }
-  Status all_to_all(Stream& stream, const void* from, void* to, size_t count, DType type, Tag tag) override {
+  Status all_to_all(Stream& stream, const void* from, void* to, size_t count, DType type, const Tag& tag) override {
     counters_->sent += others() * count * size_of(type);
     return group_->all_to_all(stream, from, to, count, type, tag);
   }
-  Status broadcast(Stream& stream, void* data, size_t count, DType type, int root, Tag tag) override {
+  Status broadcast(Stream& stream, void* data, size_t count, DType type, int root, const Tag& tag) override {
     return group_->broadcast(stream, data, count, type, root, tag);
   }
-  Status barrier(Stream& stream, Tag tag) override { return group_->barrier(stream, tag); }
-  Status reduce_scatter_v(Stream& stream, const void* from, void* to, const Counts& counts, DType type, Op op, Tag tag) override {
+  Status barrier(Stream& stream, const Tag& tag) override { return group_->barrier(stream, tag); }
+  Status reduce_scatter_v(Stream& stream, const void* from, void* to, const Counts& counts, DType type, Op op, const Tag& tag) override {
     ++counters_->calls;
     for (const uint64_t count : counts) counters_->sent += count * size_of(type);
     counters_->sent -= own(counts) * size_of(type);
     return group_->reduce_scatter_v(stream, from, to, counts, type, op, tag);
   }
-  Status all_gather_v(Stream& stream, const void* from, void* to, const Counts& counts, DType type, Tag tag) override {
+  Status all_gather_v(Stream& stream, const void* from, void* to, const Counts& counts, DType type, const Tag& tag) override {
     ++counters_->calls;
     counters_->sent += others() * own(counts) * size_of(type);
     return group_->all_gather_v(stream, from, to, counts, type, tag);
   }
   Status all_to_all_v(Stream& stream, const void* from, const Counts& from_counts, void* to, const Counts& to_counts, DType type,
-                      Tag tag) override {
+                      const Tag& tag) override {
     return group_->all_to_all_v(stream, from, from_counts, to, to_counts, type, tag);
   }
   Status send_recv(Stream& stream, const Message& send, const Message& recv) override { return group_->send_recv(stream, send, recv); }
