@@ -58,11 +58,6 @@ struct Call {
   size_t width() const noexcept { return size_of(operation.type); }
   size_t sum_width() const noexcept { return arguments.to_f32 ? sizeof(float) : width(); }
   Status barrier() const { return group.barrier(operation, stop); }
-  // `post` is asked for between nodes only.
-  template <class Post>
-  Status exchange_and_barrier(const Post& post) const {
-    return group.spans_nodes() ? group.exchange_and_barrier(operation, stop, post) : barrier();
-  }
 };
 
 // What the operation makes of n elements of everyone's, into `to`.
@@ -87,5 +82,13 @@ Status staged_all_gather(const Call& call, const std::byte* from, std::byte* to,
 Status staged_all_to_all(const Call& call, const std::byte* from, const Counts& from_counts, std::byte* to, const Counts& to_counts);
 // Comes before the first two: whether all ranks gave the same.
 Status compare_counts(const Call& call, const Counts& counts);
+
+// Between nodes of several ranks each (HostGroup::ranks_of_node()): every element crosses to a node once, and not once for each of its
+// ranks. The bits are those of the others.
+bool can_add_by_node(const Call& call) noexcept;  // what is a sum of floating-point numbers
+Status reduce_scatter_by_node(const Call& call, const std::byte* from, std::byte* to, size_t count);
+Status all_gather_by_node(const Call& call, const std::byte* from, std::byte* to, size_t count);
+// Over more than two nodes, for what takes many turns: each node sends on what it has received.
+Status broadcast_along_nodes(const Call& call, std::byte* data, size_t bytes, int root);
 
 }  // namespace megadp::host

@@ -3,6 +3,7 @@
 // operation then runs within perform(), by one of the algorithms of host/collective.h. What is submitted keeps the group alive.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <map>
@@ -108,11 +109,25 @@ class HostGroup final : public Group, public std::enable_shared_from_this<HostGr
   // The rank whose half holds a broadcast after the barrier: the root, or on another node the first rank there.
   int source_of_broadcast(int root) const noexcept;
 
-  // Between nodes. `post` sends what the ranks of other nodes need of this rank's half, and receives theirs; then it is a barrier.
-  Status exchange_and_barrier(const Operation& operation, const Stop& stop, const std::function<Status()>& post);
-  // For `post`: to each rank of another node its part of this rank's half, and into the half of each the part for this rank.
+  // If the group is on several nodes, the ranks lie node after node, and those of each are a subtree of the order of summation: how many a
+  // node has. Otherwise 0.
+  size_t ranks_of_node() const noexcept { return ranks_of_node_; }
+  // How many nodes have a rank of the group.
+  size_t nodes() const noexcept { return firsts_.size() - static_cast<size_t>(std::count(firsts_.begin(), firsts_.end(), -1)); }
+
+  // ── between nodes: an exchange is what has been posted since the last one ended ──
+  // Once for each operation, before its first.
+  Status compare_with_other_nodes(const Operation& operation, const Stop& stop);
+  // Waits for what was posted, and for the ranks of this node.
+  Status end_exchange(const Operation& operation, const Stop& stop);
+  void give_up_exchange() { transport_->give_up(); }
+  // To each rank of another node its part of this rank's half, and into the half of each the part for this rank.
   using PartOf = std::function<Part(size_t rank)>;
   Status post_parts(const std::vector<std::byte*>& staging, const PartOf& out, const PartOf& in);
+  // One rank of another node.
+  Status post(size_t rank, const std::byte* out, size_t out_bytes, std::byte* in, size_t in_bytes);
+  // By node, the root's first: the rank that a broadcast comes to there.
+  std::vector<int> carriers_from(int root) const;
   // The first `bytes` of the root's half, to one rank of each node.
   Status post_from_root(int root, const std::vector<std::byte*>& staging, size_t bytes);
 
@@ -131,7 +146,6 @@ class HostGroup final : public Group, public std::enable_shared_from_this<HostGr
   Status exchange_both_ways(MessageHalf* local, MessageHalf* remote, const Stop& stop, const Describe& during);
   Status post_data(const MessageHalf& half);
 
-  Status compare_with_other_nodes(const Operation& operation, const Stop& stop);
   Status different(int rank, const Operation& operation, int other_rank, const Operation& other) const;
 
   const std::shared_ptr<World> world_;
@@ -140,7 +154,8 @@ class HostGroup final : public Group, public std::enable_shared_from_this<HostGr
   int rank_ = 0;
   std::vector<int> local_;  // world ranks of the members on this node, in their order
   int local_rank_ = 0;
-  std::vector<int> remote_;                               // ranks in the group of the others
+  std::vector<int> remote_;  // ranks in the group of the others
+  size_t ranks_of_node_ = 0;
   std::vector<int> firsts_;                               // of each node the lowest rank in the group, by the number of the node
   std::unique_ptr<Transport> transport_;                  // if there is a member on another node
   std::shared_ptr<SharedMemory> control_;                 // if there is another member on this node

@@ -45,6 +45,16 @@ int HostGroup::source_of_broadcast(int root) const noexcept {
   return here ? root : firsts_[static_cast<size_t>(world_->node(world_->rank()))];
 }
 
+std::vector<int> HostGroup::carriers_from(int root) const {
+  std::vector<int> carriers{root};
+  const auto nodes = firsts_.size(), node_of_root = static_cast<size_t>(world_->node(members_[static_cast<size_t>(root)]));
+  for (size_t step = 1; step < nodes; ++step) {
+    const int first = firsts_[(node_of_root + step) % nodes];
+    if (first >= 0) carriers.push_back(first);
+  }
+  return carriers;
+}
+
 // The root's half goes once to each other node, into the half of the first rank there, which its neighbours see.
 Status HostGroup::post_from_root(int root, const std::vector<std::byte*>& staging, size_t bytes) {
   std::byte* const own = staging[static_cast<size_t>(rank_)];
@@ -60,24 +70,26 @@ Status HostGroup::post_from_root(int root, const std::vector<std::byte*>& stagin
   return posted;
 }
 
+Status HostGroup::post(size_t rank, const std::byte* out, size_t out_bytes, std::byte* in, size_t in_bytes) {
+  Status posted;
+  if (out_bytes > 0) posted = transport_->send(members_[rank], out, out_bytes);
+  return posted.ok() && in_bytes > 0 ? transport_->receive(members_[rank], in, in_bytes) : posted;
+}
+
 Status HostGroup::post_parts(const std::vector<std::byte*>& staging, const PartOf& out, const PartOf& in) {
   for (const int other : remote_) {
     const auto rank = static_cast<size_t>(other);
     const Part sent = out(rank), received = in(rank);
-    Status posted;
-    if (sent.bytes > 0) posted = transport_->send(members_[rank], staging[static_cast<size_t>(rank_)] + sent.offset, sent.bytes);
-    if (posted.ok() && received.bytes > 0) posted = transport_->receive(members_[rank], staging[rank] + received.offset, received.bytes);
+    Status posted =
+        post(rank, staging[static_cast<size_t>(rank_)] + sent.offset, sent.bytes, staging[rank] + received.offset, received.bytes);
     if (!posted.ok()) return posted;
   }
   return {};
 }
 
-Status HostGroup::exchange_and_barrier(const Operation& operation, const Stop& stop, const std::function<Status()>& post) {
-  Status status = compare_with_other_nodes(operation, stop);
-  if (status.ok()) status = post();
-  if (status.ok()) status = transport_->wait(stop, [&] { return describe(operation); });
-  if (!status.ok()) return status;
-  return sync_ ? sync_->barrier(operation, stop) : Status();
+Status HostGroup::end_exchange(const Operation& operation, const Stop& stop) {
+  Status status = transport_->wait(stop, [&] { return describe(operation); });
+  return status.ok() && sync_ ? sync_->barrier(operation, stop) : status;
 }
 
 }  // namespace megadp::host

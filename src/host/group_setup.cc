@@ -1,12 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 // How a group comes to be, and its windows: memory that all ranks have, or none; and how it goes.
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 #include "control/agreement.h"
 #include "host/collective.h"
 
 namespace megadp::host {
+namespace {
+
+// See HostGroup::ranks_of_node().
+size_t find_ranks_of_node(const World& world, const std::vector<int>& members) {
+  const auto node = [&](size_t rank) { return world.node(members[rank]); };
+  size_t each = 1;
+  while (each < members.size() && node(each) == node(0)) ++each;
+  if (each == members.size() || members.size() % each != 0 || !std::has_single_bit(each)) return 0;
+  for (size_t rank = each; rank < members.size(); ++rank) {
+    const size_t first = rank - rank % each;
+    if (node(rank) != node(first)) return 0;
+    for (size_t before = 0; before < first; before += each) {
+      if (node(before) == node(first)) return 0;
+    }
+  }
+  return each;
+}
+
+}  // namespace
 
 HostGroup::HostGroup(std::shared_ptr<World> world, std::shared_ptr<Network> network, std::vector<int> members)
     : world_(std::move(world)), network_(std::move(network)), members_(std::move(members)) {
@@ -25,6 +45,7 @@ HostGroup::HostGroup(std::shared_ptr<World> world, std::shared_ptr<Network> netw
       remote_.push_back(rank);
     }
   }
+  if (spans_nodes()) ranks_of_node_ = find_ranks_of_node(*world_, members_);
 }
 
 Result<std::shared_ptr<HostGroup>> HostGroup::create(std::shared_ptr<World> world, std::shared_ptr<Network> network,

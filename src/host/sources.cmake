@@ -37,6 +37,7 @@ set(MEGADP_host_SOURCES
     memory.cc
     messages.cc
     network_devices.cc
+    node_collectives.cc
     onednn_gemm.cc
     onednn_plan.cc
     operation.cc

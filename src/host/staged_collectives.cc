@@ -12,54 +12,15 @@
 #include "host/collective.h"
 #include "host/copy_past.h"
 #include "host/kernels.h"
+#include "host/turns.h"
 
 namespace megadp::host {
 namespace {
 
 // From here on, and with more than two ranks, the ranks share out the sums of a turn, at the price of a second barrier.
 constexpr size_t kSharedSumBytes = 32 << 10;
-constexpr size_t kPartElements = 64;
 // Between nodes, from here on, a sum crosses the network in two steps, in pieces, and not every rank's array to every other rank.
 constexpr size_t kSentWholeBytes = 4 << 10;
-
-uint64_t quotient_up(uint64_t a, uint64_t b) {
-  return a / b + (a % b == 0 ? 0 : 1);
-}
-
-// Pieces, cut into turns: in each a half takes a slice of every piece, as large a part of it as of the others, so that all ranks have
-// work in every turn.
-class Slices {
- public:
-  struct Range {
-    uint64_t begin, end;  // elements of the piece
-    uint64_t count() const noexcept { return end - begin; }
-  };
-
-  // `most`: elements of the rank that has most, in up to `pieces` pieces side by side, of `width` bytes each.
-  Slices(size_t width, uint64_t most, size_t pieces) : width_(width), most_(most) {
-    const uint64_t room = kStagingHalfBytes / width;
-    unit_ = room / kPartElements > 2 * pieces ? kPartElements : 1;
-    turns_ = most <= room ? 1 : quotient_up(most, unit_ * (room / unit_ - (pieces > 1 ? pieces : 0)));
-  }
-  size_t width() const noexcept { return width_; }
-  uint64_t turns() const noexcept { return turns_; }
-  // Of a half that are used, at most.
-  size_t bytes() const noexcept { return turns_ == 1 ? most_ * width_ : kStagingHalfBytes; }
-  // Of a piece of `count` elements.
-  Range of(uint64_t count, uint64_t turn) const noexcept {
-    const uint64_t step = turns_ == 1 ? count : unit_ * quotient_up(count, unit_ * turns_);
-    return {std::min(count, step * turn), std::min(count, step * (turn + 1))};
-  }
-  // In bytes, where the slice of piece `number` begins in a half; `before`: elements in the pieces before it. Rounded up for each piece, so
-  // that slices, which are rounded up too, do not overlap.
-  size_t place(uint64_t before, size_t number) const noexcept {
-    return (turns_ == 1 ? before : unit_ * (quotient_up(before, unit_ * turns_) + number)) * width_;
-  }
-
- private:
-  size_t width_;
-  uint64_t most_, unit_, turns_;
-};
 
 // An array of one piece for each rank, one after another.
 class Pieces {
@@ -115,19 +76,6 @@ Status share_out_sums(const Call& call, const std::vector<std::byte*>& staging, 
   for (size_t rank = 0; rank < size; ++rank) {
     const size_t offset = begin_of(rank) * call.width();
     copy_bytes(to + offset, staging[rank] + offset, (begin_of(rank + 1) - begin_of(rank)) * call.width());
-  }
-  return {};
-}
-
-// What is too large for a half of the staging goes in turns: in each this rank puts its part into its half, ranks of other nodes are sent
-// theirs, a barrier, and it takes from everyone's half. At least one turn: also an empty collective compares what the ranks came for.
-template <class Put, class Post, class Take>
-Status in_turns(const Call& call, const Slices& slices, const Put& put, const Post& post, const Take& take) {
-  for (uint64_t turn = 0; turn < slices.turns(); ++turn) {
-    const std::vector<std::byte*>& staging = call.group.next_staging(slices.bytes());
-    put(staging[static_cast<size_t>(call.rank())], turn);
-    if (Status met = call.exchange_and_barrier([&] { return post(staging, turn); }); !met) return met;
-    if (Status taken = take(staging, turn); !taken) return taken;
   }
   return {};
 }
@@ -258,6 +206,7 @@ Status staged_all_reduce(const Call& call, const std::byte* from, std::byte* to,
 }
 
 Status staged_reduce_scatter(const Call& call, const std::byte* from, std::byte* to, size_t count) {
+  if (call.group.ranks_of_node() > 1 && can_add_by_node(call)) return reduce_scatter_by_node(call, from, to, count);
   return reduce_scatter(call, from, to, even(call, count));
 }
 
@@ -266,6 +215,7 @@ Status staged_reduce_scatter(const Call& call, const std::byte* from, std::byte*
 }
 
 Status staged_all_gather(const Call& call, const std::byte* from, std::byte* to, size_t count) {
+  if (call.group.ranks_of_node() > 1) return all_gather_by_node(call, from, to, count);
   return all_gather(call, from, to, even(call, count));
 }
 
@@ -325,6 +275,7 @@ Status staged_broadcast(const Call& call, std::byte* data, size_t bytes, int roo
   const auto source = static_cast<size_t>(call.group.source_of_broadcast(root));
   const bool is_root = call.rank() == root;
   const Slices slices(1, bytes, 1);
+  if (call.group.nodes() > 2 && slices.turns() > call.group.nodes()) return broadcast_along_nodes(call, data, bytes, root);
   const auto put = [&](std::byte* half, uint64_t turn) {
     const Slices::Range range = slices.of(bytes, turn);
     if (is_root) copy_past_caches(half, data + range.begin, range.count());

@@ -67,7 +67,11 @@ Status UcxNetwork::start(const NodeAddresses& nodes) {
   // A flush waits for what the worker holds alone. To flush endpoints takes the other side's part too, which may be busy in another group.
   if (settings.ok()) settings = modify(ucx_, config, "FLUSH_WORKER_EPS", "n");
   // Only tcp tells of a killed peer and is everywhere; a user with other hardware names it. 512 KiB segments: twice the default's speed.
-  if (settings.ok() && std::getenv("UCX_TLS") == nullptr) settings = modify(ucx_, config, "TLS", "tcp");
+  if (settings.ok() && std::getenv("UCX_TLS") == nullptr) {
+    settings = modify(ucx_, config, "TLS", "tcp");
+    // What a turn sends needs no handshake, which would wait behind other ranks' data on a slow link.
+    if (settings.ok() && std::getenv("UCX_RNDV_THRESH") == nullptr) settings = modify(ucx_, config, "RNDV_THRESH", "1m");
+  }
   if (settings.ok() && std::getenv("UCX_TCP_RX_SEG_SIZE") == nullptr) settings = modify(ucx_, config, "RX_SEG_SIZE", "512K");
   if (settings.ok() && !devices_.empty()) settings = modify(ucx_, config, "NET_DEVICES", devices_.c_str());
   if (!settings) {

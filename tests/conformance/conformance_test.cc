@@ -170,6 +170,7 @@ int main(int argc, char** argv) {
   const std::string name = argc > 1 ? argv[1] : "", mode = argc > 2 ? argv[2] : "";
   const std::pair<const char*, Ranks> modes[] = {{"test-world", Ranks::on_test_world},
                                                  {"test-hosts", Ranks::on_test_hosts},
+                                                 {"test-pairs", Ranks::on_test_pairs},
                                                  {"threads", Ranks::threads},
                                                  {"processes", Ranks::processes}};
   std::vector<std::string> wanted(argv + (argc < 3 ? argc : 3), argv + argc);
@@ -185,6 +186,7 @@ int main(int argc, char** argv) {
       if (name == driver.name && mode == known) return run_all(driver, ranks, sizes, wanted);
     }
   }
-  std::cerr << "usage: conformance_test host|cuda|cuda-standin test-world|test-hosts|threads|processes [--ranks=N,N...]... [CASE...]\n";
+  std::cerr << "usage: conformance_test host|cuda|cuda-standin test-world|test-hosts|test-pairs|threads|processes [--ranks=N,N...]... "
+               "[CASE...]\n";
   return 2;
 }

@@ -92,16 +92,33 @@ void all_reduce(Suite& suite) {
 }
 
 // More than one turn of whatever staging a backend has.
-void all_reduce_large(Suite& suite) {
-  for (const int size : {2, 3}) {
+void large(Suite& suite) {
+  for (const int size : {2, 3, 4, 6}) {
     suite.run(size, [](Rank& rank) {
       Bench bench(rank);
-      const size_t count = 700'001;
+      const auto me = static_cast<size_t>(rank.rank());
+      const size_t count = 700'001, ranks = static_cast<size_t>(rank.size());
       const std::vector<Bytes> inputs = inputs_of(rank, DType::f32, count, 5);
-      DeviceArray own(rank, inputs[static_cast<size_t>(rank.rank())]);
+      DeviceArray own(rank, inputs[me]);
       rank.must(bench.group->all_reduce(*bench.stream, own.data(), own.data(), count, DType::f32, Op::avg, {}));
       rank.must(finish(*bench.stream));
       same(rank, "all_reduce of 700001", own.get(), reduce_arrays(DType::f32, Op::avg, 1, inputs));
+
+      DeviceArray sent(rank, inputs[me]);
+      rank.must(bench.group->broadcast(*bench.stream, sent.data(), count, DType::f32, 1, {}));
+      rank.must(finish(*bench.stream));
+      same(rank, "broadcast of 700001", sent.get(), inputs[1]);
+
+      const size_t piece = 300'001, bytes = piece * size_of(DType::bf16);
+      const std::vector<Bytes> arrays = inputs_of(rank, DType::bf16, piece * ranks, 6);
+      std::vector<Bytes> pieces;
+      for (const Bytes& array : arrays) pieces.push_back(slice(array, me * bytes, bytes));
+      DeviceArray array(rank, arrays[me]), gathered(rank, piece * ranks * size_of(DType::bf16));
+      rank.must(bench.group->reduce_scatter(*bench.stream, array.data(), array.data() + me * bytes, piece, DType::bf16, Op::sum, {}));
+      rank.must(bench.group->all_gather(*bench.stream, array.data() + me * bytes, gathered.data(), piece, DType::bf16, {}));
+      rank.must(finish(*bench.stream));
+      same(rank, "reduce_scatter of 300001 each", slice(array.get(), me * bytes, bytes), reduce_arrays(DType::bf16, Op::sum, 1, pieces));
+      same(rank, "all_gather of 300001 each", gathered.get(), reduce_arrays(DType::bf16, Op::sum, 1, arrays));
     });
   }
 }
@@ -230,7 +247,7 @@ void bad_arguments(Suite& suite) {
 
 std::vector<Case> memory_cases() {
   return {{"memory.all_reduce", all_reduce},
-          {"memory.all_reduce_large", all_reduce_large},
+          {"memory.large", large},
           {"memory.reduce_scatter", reduce_scatter},
           {"memory.all_gather", all_gather},
           {"memory.all_to_all", all_to_all},

@@ -94,10 +94,11 @@ void add(Outcome* to, const Outcome& from) {
 Outcome run_threads(const Setting& setting, int size, const Body& body) {
   std::vector<std::shared_ptr<World>> worlds;
   UniqueId id;
-  const bool on_test_world = setting.ranks == Ranks::on_test_world || setting.ranks == Ranks::on_test_hosts;
+  const bool by_turns = setting.ranks == Ranks::on_test_hosts, in_pairs = setting.ranks == Ranks::on_test_pairs;
+  const bool on_test_world = setting.ranks == Ranks::on_test_world || by_turns || in_pairs;
   if (on_test_world) {
     std::vector<int> hosts;
-    for (int rank = 0; rank < size && setting.ranks == Ranks::on_test_hosts; ++rank) hosts.push_back(rank % 2);
+    for (int rank = 0; rank < size && (by_turns || in_pairs); ++rank) hosts.push_back(by_turns ? rank % 2 : rank / 2);
     worlds = create_thread_worlds(size, setting.timeout_ns, hosts);
   } else {
     Result<UniqueId> created = create_unique_id();

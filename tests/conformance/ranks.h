@@ -21,6 +21,7 @@ using Place = std::source_location;
 enum class Ranks {
   on_test_world,  // threads, with thread_world.h between them
   on_test_hosts,  // the same, dealt out over two nodes by turns: what is between them goes through the backend's transport
+  on_test_pairs,  // the same, two after another on each node
   threads,        // threads, each joining the real World
   processes       // processes forked by the test, each joining the real World
 };

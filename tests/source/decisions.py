@@ -19,7 +19,7 @@ THREADS_START_IN = "src/base/thread.cc"
 # What was said before, and the word for it now.
 REPLACED = {
     "Tree": "Context", "GridComm": "ProcessGrid", "Guest": "Client", "Reception": "Listener", "Guard": "AuthKey", "Meeting": "JoinRequest",
-    "Party": "JoinResult", "Parts": "SharedMemory", "Roll": "submissions", "Show": "SendPart", "meet_showing": "exchange_and_barrier",
+    "Party": "JoinResult", "Parts": "SharedMemory", "Roll": "submissions", "Show": "SendPart", "meet_showing": "end_exchange",
     "WindowCall": "WindowOp", "Held": "Replica", "Finding": "Explanation", "Kept": "KeepAlive", "Card": "DeviceCard",
     "Doomed": "DeferredFree", "Unseen": "PendingOutcome", "Lent": "DlpackOwner", "turned_dim": "transposed_dim", "spans_hosts": "spans_nodes",
 }
