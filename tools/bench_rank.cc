@@ -24,8 +24,6 @@
 namespace megadp::tool {
 namespace {
 
-constexpr uint64_t kJoinTimeout = 60'000'000'000;
-constexpr int kWarmUps = 3;
 constexpr int kKinds = 3;  // library, bare loop, memcpy
 
 // In everyone's own part of a second window: where this rank has come to, and what it measured.

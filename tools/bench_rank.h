@@ -12,6 +12,9 @@
 
 namespace megadp::tool {
 
+constexpr uint64_t kJoinTimeout = 60'000'000'000;
+constexpr int kWarmUps = 3;
+
 struct BenchTask {
   Collective collective = Collective::reduce_scatter;  // or all_reduce, or all_gather
   uint64_t bytes = 0;                                  // of each rank's buffer, asked for

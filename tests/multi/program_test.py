@@ -330,6 +330,30 @@ class Bench(ProgramTest):
         for words in ("all_reduce", "21 rounds", "bare loop", "memcpy"):
             self.assertIn(words, done.stdout)
 
+    def test_sweep(self):
+        keys = ["op", "dtype", "bytes", "count", "us", "algbw", "busbw", "right"]
+        for op, ranks, memory in (("all_reduce", 2, ()), ("reduce_scatter", 3, ("--user-memory",)), ("all_gather", 4, ()), ("all_reduce", 3, ("--user-memory",))):
+            with self.subTest(op=op, ranks=ranks, memory=memory):
+                done = megadp("bench", "collectives", "--op", op, "--ranks", str(ranks), "--sweep", *memory, "--mib", "0.01", "--json")
+                self.assertEqual((done.returncode, done.stderr), (0, ""))
+                lines = [json.loads(line) for line in done.stdout.splitlines()]
+                # Whole pieces of f32 for every rank.
+                self.assertEqual([line["bytes"] for line in lines], [max(2 ** k // 4 // ranks, 1) * ranks * 4 for k in range(3, 14)])
+                for line in lines:
+                    self.assertEqual(list(line), keys)
+                    self.assertEqual((line["op"], line["right"], line["count"] * 4), (op, True, line["bytes"]))
+                    self.assertAlmostEqual(line["algbw"], line["bytes"] / line["us"] / 1e3, places=6)
+                    share = (ranks - 1) / ranks * (2 if op == "all_reduce" else 1)
+                    self.assertAlmostEqual(line["busbw"], line["algbw"] * share, places=6)
+
+    def test_sweep_for_a_person_among_ranks_that_are_there(self):
+        done = megadp("run", "-n", "2", "--no-prefix", MEGADP, "bench", "collectives", "--op", "all_gather", "--sweep", "--mib", "0.001")
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        head, names, *lines = done.stdout.splitlines()
+        self.assertEqual((head, names.split()), ("all_gather on windows", ["bytes", "count", "type", "time", "(us)", "algbw", "busbw", "right"]))
+        self.assertEqual([line.split()[0] for line in lines], ["8", "16", "32", "64", "128", "256", "512", "1024"])
+        self.assertEqual({line.split()[-1] for line in lines}, {"yes"})
+
     def test_cuda_runs_or_says_why_not(self):
         done = megadp("bench", "collectives", "--backend", "cuda", "--op", "all_reduce", "--ranks", "1", "--mib", "0.25")
         if done.returncode != 0:
@@ -342,6 +366,8 @@ class Bench(ProgramTest):
                      ("--op", "all_reduce", "--dtype", "f64"), ("--op", "all_reduce", "--backend", "gpu"), ("--op", "all_reduce", "--rounds", "19")):
             with self.subTest(more):
                 self.refused("bench", "collectives", *more, words=more[-2])
+        self.refused("bench", "collectives", "--op", "all_reduce", "--user-memory", words="--sweep")
+        self.refused("bench", "collectives", "--op", "all_reduce", "--sweep", "--backend", "cuda", words="--sweep is for --backend host")
 
 
 class BenchStep(ProgramTest):
