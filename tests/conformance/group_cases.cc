@@ -29,7 +29,7 @@ void sum_of_members(Rank& rank, Group& group, Stream& stream, const std::vector<
 void any_members(Suite& suite) {
   suite.run(5, [](Rank& rank) {
     auto stream = rank.must(rank.backend().create_stream("any members"));
-    const std::vector<std::vector<int>> lists = {{0, 1, 2, 3, 4}, {4, 3, 2, 1, 0}, {1, 3}, {3, 0, 2}, {2}, {4, 2}};
+    const std::vector<std::vector<int>> lists = {{0, 1, 2, 3, 4}, {4, 3, 2, 1, 0}, {1, 3}, {3, 0, 2}, {2}, {4, 2}, {0, 1, 2, 4}};
     std::vector<std::shared_ptr<Group>> groups(lists.size());
     const auto in = [&](const std::vector<int>& list) { return std::find(list.begin(), list.end(), rank.rank()) != list.end(); };
     for (size_t i = 0; i < lists.size(); ++i) {
@@ -40,12 +40,15 @@ void any_members(Suite& suite) {
         if (groups[i] != nullptr) sum_of_members(rank, *groups[i], *stream, lists[i]);
       }
     }
-    // Ranks are numbered in the order of the members: a reversed group adds along the reversed tree.
-    if (groups[1] != nullptr) {
+    // Ranks are numbered in the order of the members: a reversed group adds along the reversed tree. The last has, where
+    // ranks are in pairs, one pair and two halves of others.
+    for (const size_t i : {size_t{1}, lists.size() - 1}) {
+      if (groups[i] == nullptr) continue;
+      const size_t count = 4001;
       std::vector<Bytes> inputs;
-      for (const int member : lists[1]) inputs.push_back(make_input(DType::f32, 999, 3, member));
-      DeviceArray own(rank, make_input(DType::f32, 999, 3, rank.rank()));
-      rank.must(groups[1]->all_reduce(*stream, own.data(), own.data(), 999, DType::f32, Op::sum, {}));
+      for (const int member : lists[i]) inputs.push_back(make_input(DType::f32, count, 3, member));
+      DeviceArray own(rank, make_input(DType::f32, count, 3, rank.rank()));
+      rank.must(groups[i]->all_reduce(*stream, own.data(), own.data(), count, DType::f32, Op::sum, {}));
       rank.must(finish(*stream));
       rank.check(own.get() == reduce_arrays(DType::f32, Op::sum, 1, inputs), "the sum is not in the order of the members");
     }
