@@ -5,7 +5,6 @@
 #include <CLI/CLI.hpp>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -15,6 +14,7 @@
 #include "bench_device.h"
 #include "bench_rank.h"
 #include "bench_sweep.h"
+#include "control/launch/launch.h"
 
 namespace megadp::tool {
 namespace {
@@ -147,7 +147,8 @@ Command add_bench_collectives(CLI::App& bench) {
     if (options->sweep && options->backend != "host") return used_wrongly("bench", "--sweep is for --backend host.");
     if (options->sweep && mib->count() == 0) options->mib = 256;
     // Ranks that are there already measure among themselves.
-    const bool is_rank = options->as_rank || (options->sweep && std::getenv("MEGADP_RANK") != nullptr);
+    const Result<Launch> launch = launch_from_environment();
+    const bool is_rank = options->as_rank || (options->sweep && launch.ok() && launch->launcher != "alone");
     return is_rank ? be_rank(*options) : start(*options);
   };
 }

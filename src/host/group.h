@@ -109,8 +109,8 @@ class HostGroup final : public Group, public std::enable_shared_from_this<HostGr
   // The rank whose half holds a broadcast after the barrier: the root, or on another node the first rank there.
   int source_of_broadcast(int root) const noexcept;
 
-  // If the group is on several nodes, the ranks lie node after node, and those of each are a subtree of the order of summation: how many a
-  // node has. Otherwise 0.
+  // If the group is on several nodes of several ranks each, which lie node after node, and those of each are a subtree of the order of
+  // summation: how many a node has. Otherwise 0.
   size_t ranks_of_node() const noexcept { return ranks_of_node_; }
   // How many nodes have a rank of the group.
   size_t nodes() const noexcept { return firsts_.size() - static_cast<size_t>(std::count(firsts_.begin(), firsts_.end(), -1)); }
@@ -157,10 +157,11 @@ class HostGroup final : public Group, public std::enable_shared_from_this<HostGr
   std::vector<int> remote_;  // ranks in the group of the others
   size_t ranks_of_node_ = 0;
   std::vector<int> firsts_;                               // of each node the lowest rank in the group, by the number of the node
-  std::unique_ptr<Transport> transport_;                  // if there is a member on another node
   std::shared_ptr<SharedMemory> control_;                 // if there is another member on this node
   std::vector<std::unique_ptr<Memory>> private_staging_;  // stands for the halves of other nodes' ranks, and the own one without control_
   uint64_t compared_ = 0;                                 // number of the last operation that was compared with other nodes
+  std::vector<Operation> theirs_;                         // what the ranks of other nodes came for then
+  std::unique_ptr<Transport> transport_;                  // if there is a member on another node; goes before the memory that it uses
   std::optional<Sync> sync_;
   std::vector<std::byte*> staging_[2];
   uint64_t turn_ = 0;

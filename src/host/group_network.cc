@@ -21,21 +21,21 @@ Status HostGroup::compare_with_other_nodes(const Operation& operation, const Sto
     Status met = sync_->barrier(operation, stop);
     if (!met.ok()) return met;
   }
-  std::vector<Operation> theirs(remote_.size());
+  theirs_.resize(remote_.size());
   for (size_t i = 0; i < remote_.size(); ++i) {
     const int member = members_[static_cast<size_t>(remote_[i])];
     Status posted = transport_->send(member, &operation, sizeof operation);
-    if (posted.ok()) posted = transport_->receive(member, &theirs[i], sizeof theirs[i]);
+    if (posted.ok()) posted = transport_->receive(member, &theirs_[i], sizeof theirs_[i]);
     if (!posted.ok()) return posted;
   }
   Status waited = transport_->wait(stop, [&] { return describe(operation); });
   if (!waited.ok()) return waited;
   compared_ = operation.number;
   for (size_t i = 0; i < remote_.size(); ++i) {
-    if (same(operation, theirs[i])) continue;
+    if (same(operation, theirs_[i])) continue;
     // All ranks of this node came for the same: the first of them stands for them all, so that every rank names the same two.
     const auto here = static_cast<int>(std::find(members_.begin(), members_.end(), local_[0]) - members_.begin());
-    return remote_[i] < here ? different(remote_[i], theirs[i], here, operation) : different(here, operation, remote_[i], theirs[i]);
+    return remote_[i] < here ? different(remote_[i], theirs_[i], here, operation) : different(here, operation, remote_[i], theirs_[i]);
   }
   return {};
 }
@@ -60,20 +60,22 @@ Status HostGroup::post_from_root(int root, const std::vector<std::byte*>& stagin
   std::byte* const own = staging[static_cast<size_t>(rank_)];
   if (rank_ != root) {
     const bool for_me = bytes > 0 && source_of_broadcast(root) == rank_;
-    return for_me ? transport_->receive(members_[static_cast<size_t>(root)], own, bytes) : Status();
+    return for_me ? post(static_cast<size_t>(root), own, 0, own, bytes) : Status();
   }
   Status posted;
   for (size_t node = 0; node < firsts_.size() && posted.ok() && bytes > 0; ++node) {
     if (firsts_[node] < 0 || node == static_cast<size_t>(world_->node(world_->rank()))) continue;
-    posted = transport_->send(members_[static_cast<size_t>(firsts_[node])], own, bytes);
+    posted = post(static_cast<size_t>(firsts_[node]), own, bytes, own, 0);
   }
   return posted;
 }
 
+// Where data goes one way, an empty message comes back: so a sender waits in each turn for its receiver to have come to that turn, which
+// would otherwise have to keep what is sent ahead of it.
 Status HostGroup::post(size_t rank, const std::byte* out, size_t out_bytes, std::byte* in, size_t in_bytes) {
-  Status posted;
-  if (out_bytes > 0) posted = transport_->send(members_[rank], out, out_bytes);
-  return posted.ok() && in_bytes > 0 ? transport_->receive(members_[rank], in, in_bytes) : posted;
+  if (out_bytes == 0 && in_bytes == 0) return {};
+  Status posted = transport_->send(members_[rank], out, out_bytes);
+  return posted.ok() ? transport_->receive(members_[rank], in, in_bytes) : posted;
 }
 
 Status HostGroup::post_parts(const std::vector<std::byte*>& staging, const PartOf& out, const PartOf& in) {

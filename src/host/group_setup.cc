@@ -15,7 +15,7 @@ size_t find_ranks_of_node(const World& world, const std::vector<int>& members) {
   const auto node = [&](size_t rank) { return world.node(members[rank]); };
   size_t each = 1;
   while (each < members.size() && node(each) == node(0)) ++each;
-  if (each == members.size() || members.size() % each != 0 || !std::has_single_bit(each)) return 0;
+  if (each == 1 || each == members.size() || members.size() % each != 0 || !std::has_single_bit(each)) return 0;
   for (size_t rank = each; rank < members.size(); ++rank) {
     const size_t first = rank - rank % each;
     if (node(rank) != node(first)) return 0;

@@ -23,7 +23,8 @@ Operation make_operation(Collective kind, DType type, uint64_t count, const Tag&
 
 uint64_t digest_of(const Operation& operation) noexcept {
   constexpr size_t kCompared = offsetof(Operation, bucket);
-  static_assert(sizeof(Operation) == kCompared + 8, "a gap would hold any bytes");
+  static_assert(sizeof(Operation) == kCompared + 8 && offsetof(Operation, pieces) == offsetof(Operation, microbatch) + 4,
+                "a gap would hold any bytes");
   return hash_words<kCompared / sizeof(uint64_t)>(&operation);
 }
 

@@ -206,7 +206,7 @@ Status staged_all_reduce(const Call& call, const std::byte* from, std::byte* to,
 }
 
 Status staged_reduce_scatter(const Call& call, const std::byte* from, std::byte* to, size_t count) {
-  if (call.group.ranks_of_node() > 1 && can_add_by_node(call)) return reduce_scatter_by_node(call, from, to, count);
+  if (call.group.ranks_of_node() != 0 && can_add_by_node(call)) return reduce_scatter_by_node(call, from, to, count);
   return reduce_scatter(call, from, to, even(call, count));
 }
 
@@ -215,7 +215,7 @@ Status staged_reduce_scatter(const Call& call, const std::byte* from, std::byte*
 }
 
 Status staged_all_gather(const Call& call, const std::byte* from, std::byte* to, size_t count) {
-  if (call.group.ranks_of_node() > 1) return all_gather_by_node(call, from, to, count);
+  if (call.group.ranks_of_node() != 0) return all_gather_by_node(call, from, to, count);
   return all_gather(call, from, to, even(call, count));
 }
 
