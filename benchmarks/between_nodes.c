@@ -5,7 +5,8 @@
  * usage: between_nodes MIB ROUNDS */
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
+
+#include "times.h"
 
 #ifdef WITH_MPI
 #include <mpi.h>
@@ -18,17 +19,6 @@ enum {
   MOST_ROUNDS = 99
 };
 static const char* const names[KINDS] = {"all_reduce", "reduce_scatter", "all_gather", "broadcast"};
-
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec * 1e3 + (double)t.tv_nsec / 1e6;
-}
-
-static int ascending(const void* a, const void* b) {
-  const double x = *(const double*)a, y = *(const double*)b;
-  return (x > y) - (x < y);
-}
 
 #ifdef WITH_MPI
 static int run(int kind, float* all, float* part, size_t count, int ranks) {
@@ -91,10 +81,10 @@ int main(int argc, char** argv) {
       for (size_t i = 0; i < count; ++i) all[i] = 1;
       for (size_t i = 0; i < count / (size_t)ranks; ++i) part[i] = 1;
       status |= barrier();
-      const double begin = now();
+      const double begin = now_us();
       status |= run(kind, all, part, count, ranks);
       status |= barrier(); /* so that the slowest rank counts */
-      times[round] = now() - begin;
+      times[round] = (now_us() - begin) / 1e3;
       if (kind == 0 && all[count - 1] != (float)ranks)
         return fprintf(stderr, "a sum of ones over %d ranks is %g\n", ranks, all[count - 1]), 1;
     }

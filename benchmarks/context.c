@@ -16,9 +16,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "attention.h"
+#include "times.h"
 
 static void must(mdp_status status, const char* call) {
   if (status >= 0) return;
@@ -119,12 +119,6 @@ static void once(bench* b, what kind, int causal) {
   if (kind == RING || kind == ALL_TO_ALL) together(b, kind == RING ? MDP_CP_RING : MDP_CP_ALL_TO_ALL, causal);
 }
 
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
-}
-
 static void over_ranks(const bench* b, double* values, int64_t count, mdp_op op) {
   const mdp_tensor all = {.struct_size = sizeof all, .dtype = MDP_DTYPE_F64, .ndim = 1, .shape = &count, .data = values};
   MUST(mdp_all_reduce(b->comm, &all, &all, op, NULL, NULL));
@@ -133,9 +127,9 @@ static void over_ranks(const bench* b, double* values, int64_t count, mdp_op op)
 /* Seconds on the slowest rank. */
 static double time_of(bench* b, what kind, int causal) {
   MUST(mdp_barrier(b->comm, NULL));
-  const double begin = now();
+  const double begin = now_us();
   once(b, kind, causal);
-  double taken = now() - begin;
+  double taken = (now_us() - begin) / 1e6;
   over_ranks(b, &taken, 1, MDP_OP_MAX);
   return taken;
 }
@@ -160,11 +154,6 @@ static double compare(bench* b, int causal) {
     for (int i = 0; i < LSE - OUT; ++i) apart = fmax(apart, fabs(cut[i] - alone[i]) / alone[i]);
   }
   return apart;
-}
-
-static int ascending(const void* a, const void* b) {
-  const double x = *(const double*)a, y = *(const double*)b;
-  return (x > y) - (x < y);
 }
 
 static void measure(bench* b, int causal, int rounds, double* medians) {

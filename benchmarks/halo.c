@@ -10,9 +10,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "rim.h"
+#include "times.h"
 
 static void must(mdp_status status, const char* call) {
   if (status >= 0) return;
@@ -28,12 +28,6 @@ typedef struct {
   int64_t part[2], width, sent; /* sent: bytes */
   float *data, *out, *from, *to;
 } bench;
-
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
-}
 
 static void stencil(const bench* b) {
   const int64_t row = b->part[1] + 2 * b->width;
@@ -67,19 +61,14 @@ static double round_of(const bench* b, what kind, int exchanges) {
   MUST(mdp_barrier(b->comm, NULL));
   for (int i = 0; i < exchanges; ++i) {
     if (kind == EXCHANGE || kind == BOTH) write_rim(b->data, b->part[0], b->part[1], b->width, (float)i);
-    const double begin = now();
+    const double begin = now_us();
     once(b, kind);
-    each += (now() - begin) / exchanges;
+    each += (now_us() - begin) / exchanges;
   }
   const int64_t one = 1;
   const mdp_tensor slowest = {.struct_size = sizeof slowest, .dtype = MDP_DTYPE_F64, .ndim = 1, .shape = &one, .data = &each};
   MUST(mdp_all_reduce(b->comm, &slowest, &slowest, MDP_OP_MAX, NULL, NULL));
   return each;
-}
-
-static int ascending(const void* a, const void* b) {
-  const double x = *(const double*)a, y = *(const double*)b;
-  return (x > y) - (x < y);
 }
 
 static void measure(const bench* b, int rounds, int exchanges, double* medians) {

@@ -4,7 +4,8 @@
  * by MPI. Prints a line for each size: bytes, median, tenth and ninetieth percentile. Started by compare_small.sh. */
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
+
+#include "times.h"
 
 #ifdef WITH_MPI
 #include <mpi.h>
@@ -19,17 +20,6 @@ enum {
 };
 
 static float data[MOST];
-
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
-}
-
-static int ascending(const void* a, const void* b) {
-  const double x = *(const double*)a, y = *(const double*)b;
-  return (x > y) - (x < y);
-}
 
 #ifdef WITH_MPI
 static int all_reduce(int count) {
@@ -58,9 +48,9 @@ int main(int argc, char** argv) {
 #endif
   for (int count = 2; count <= MOST; count *= 8) {
     for (int i = -WARM_UPS; i < TIMES; ++i) {
-      const double begin = now();
+      const double begin = now_us();
       if (all_reduce(count) != 0) return 1;
-      if (i >= 0) times[i] = now() - begin;
+      if (i >= 0) times[i] = now_us() - begin;
       for (int k = 0; k < count; k += 16) data[k] = 1; /* what is summed for ever overflows */
     }
     qsort(times, TIMES, sizeof times[0], ascending);

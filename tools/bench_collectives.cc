@@ -32,13 +32,10 @@ constexpr const char* kAbout =
     "Results are checked before anything is timed. With --backend cuda the windows are on the devices, times are those of the stream's\n"
     "events, and the copy is one on the device; there are no bare loops, and limit_ms is null. Ranks that share a device on purpose want\n"
     "NCCL_MULTI_RANK_GPU_ENABLE=1 in the environment.\n\n"
-    "With --sweep all sizes from 8 bytes to --mib are timed, one call after another, and a line is printed for each, as nccl-tests do: "
-    "the\n"
-    "mean time of a call on the slowest rank, the buffer's bytes over that (algbw, in 1e9 bytes a second), that times the share which "
-    "each\n"
-    "rank must send (busbw), and whether the result was right. Among ranks that are there already, on one node or several, it is a "
-    "program\n"
-    "like another: megadp run -n 2 megadp bench collectives --op all_reduce --sweep";
+    "With --sweep all sizes from 8 bytes to --mib are timed, one call after another, and a line is printed for each, as nccl-tests do:\n"
+    "the mean time of a call on the slowest rank, the buffer's bytes over that (algbw, in 1e9 bytes a second), that times the share\n"
+    "which each rank must send (busbw), and whether the result was right. Among ranks that are there already, on one node or several,\n"
+    "it is a program like another: megadp run -n 2 megadp bench collectives --op all_reduce --sweep";
 
 Collective collective_of(const std::string& name) {
   return name == "all_reduce" ? Collective::all_reduce : name == "all_gather" ? Collective::all_gather : Collective::reduce_scatter;

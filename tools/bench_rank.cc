@@ -67,24 +67,15 @@ class Bench {
 
 Result<std::unique_ptr<Bench>> Bench::open(const BenchTask& task) {
   std::unique_ptr<Bench> bench(new Bench(task));
-  Result<Launch> launch = launch_from_environment();
-  if (!launch) return launch.status();
-  Result<std::shared_ptr<World>> world = World::join(*launch, kJoinTimeout);
-  if (!world) return world.status();
-  bench->world_ = *world;
-  Result<std::shared_ptr<Backend>> backend = open_backend({.kind = BackendKind::host}, bench->world_);
-  if (!backend) return backend.status();
-  bench->backend_ = *backend;
-  std::vector<int> everyone(static_cast<size_t>(bench->world_->size()));
-  std::iota(everyone.begin(), everyone.end(), 0);
+  Result<HostRank> joined = join_on_host();
+  if (!joined) return joined.status();
+  bench->world_ = std::move(joined->world);
+  bench->backend_ = std::move(joined->backend);
+  bench->group_ = std::move(joined->group);
+  bench->stream_ = std::move(joined->stream);
+  const std::vector<int>& everyone = bench->group_->members();
   for (const int rank : everyone)
     if (bench->world_->node(rank) != bench->world_->node(0)) return invalid("the ranks are on several nodes; bare loops need one");
-  Result<std::shared_ptr<Group>> group = bench->backend_->create_group(everyone);
-  if (!group) return group.status();
-  bench->group_ = *std::move(group);
-  Result<std::unique_ptr<Stream>> stream = bench->backend_->create_stream("bench");
-  if (!stream) return stream.status();
-  bench->stream_ = *std::move(stream);
 
   const size_t unit = everyone.size() * 64;  // pieces of whole cache lines, whatever the type
   const size_t count = std::max<size_t>(task.bytes / size_of(task.type) / unit, 1) * unit;
@@ -198,6 +189,27 @@ BenchOutcome Bench::outcome() const {
 }
 
 }  // namespace
+
+Result<HostRank> join_on_host() {
+  HostRank joined;
+  Result<Launch> launch = launch_from_environment();
+  if (!launch) return launch.status();
+  Result<std::shared_ptr<World>> world = World::join(*launch, kJoinTimeout);
+  if (!world) return world.status();
+  joined.world = *std::move(world);
+  Result<std::shared_ptr<Backend>> backend = open_backend({.kind = BackendKind::host}, joined.world);
+  if (!backend) return backend.status();
+  joined.backend = *std::move(backend);
+  std::vector<int> everyone(static_cast<size_t>(joined.world->size()));
+  std::iota(everyone.begin(), everyone.end(), 0);
+  Result<std::shared_ptr<Group>> group = joined.backend->create_group(everyone);
+  if (!group) return group.status();
+  joined.group = *std::move(group);
+  Result<std::unique_ptr<Stream>> stream = joined.backend->create_stream("bench");
+  if (!stream) return stream.status();
+  joined.stream = *std::move(stream);
+  return joined;
+}
 
 Result<BenchOutcome> bench_rank(const BenchTask& task) {
   Result<std::unique_ptr<Bench>> bench = Bench::open(task);

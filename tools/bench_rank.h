@@ -4,8 +4,10 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
+#include "backend/backend.h"
 #include "backend/group.h"
 #include "base/dtype.h"
 #include "base/status.h"
@@ -28,6 +30,16 @@ struct BenchFigures {  // milliseconds; each round counts as its slowest rank
   double bare_median = 0;  // 0: there are no bare loops
   double memcpy_median = 0;
 };
+
+// This rank, on the host, in a group of all ranks of the launch that the environment tells of.
+struct HostRank {
+  std::shared_ptr<World> world;
+  std::shared_ptr<Backend> backend;
+  std::shared_ptr<Group> group;
+  std::unique_ptr<Stream> stream;
+};
+// Collective over them.
+Result<HostRank> join_on_host();
 
 // Collective over the ranks of the launch that the environment tells of. The figures are complete on rank 0 only.
 struct BenchOutcome {

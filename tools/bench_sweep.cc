@@ -5,13 +5,10 @@
 
 #include <algorithm>
 #include <memory>
-#include <numeric>
 #include <vector>
 
-#include "api/backends.h"
 #include "base/deadline.h"
 #include "bench_values.h"
-#include "control/launch/launch.h"
 
 namespace megadp::tool {
 namespace {
@@ -34,38 +31,23 @@ class Sweep {
   double least_share() const;
 
   const SweepTask task_;
-  std::shared_ptr<World> world_;
-  std::shared_ptr<Backend> backend_;
-  std::shared_ptr<Group> group_;
-  std::unique_ptr<Stream> stream_;
+  HostRank joined_;
   std::unique_ptr<Window> window_;
   std::vector<std::byte> own_;
 };
 
 Result<std::unique_ptr<Sweep>> Sweep::open(const SweepTask& task) {
   std::unique_ptr<Sweep> sweep(new Sweep(task));
-  Result<Launch> launch = launch_from_environment();
-  if (!launch) return launch.status();
-  Result<std::shared_ptr<World>> world = World::join(*launch, kJoinTimeout);
-  if (!world) return world.status();
-  sweep->world_ = *world;
-  Result<std::shared_ptr<Backend>> backend = open_backend({.kind = BackendKind::host}, sweep->world_);
-  if (!backend) return backend.status();
-  sweep->backend_ = *backend;
-  std::vector<int> everyone(static_cast<size_t>(sweep->world_->size()));
-  std::iota(everyone.begin(), everyone.end(), 0);
-  Result<std::shared_ptr<Group>> group = sweep->backend_->create_group(everyone);
-  if (!group) return group.status();
-  sweep->group_ = *std::move(group);
-  Result<std::unique_ptr<Stream>> stream = sweep->backend_->create_stream("bench");
-  if (!stream) return stream.status();
-  sweep->stream_ = *std::move(stream);
-  const size_t bytes = std::max<uint64_t>(task.collective.bytes, everyone.size() * size_of(task.collective.type));
+  Result<HostRank> joined = join_on_host();
+  if (!joined) return joined.status();
+  sweep->joined_ = *std::move(joined);
+  const size_t bytes =
+      std::max<uint64_t>(task.collective.bytes, static_cast<size_t>(sweep->joined_.group->size()) * size_of(task.collective.type));
   if (task.user_memory) {
     sweep->own_.resize(bytes);
     return sweep;
   }
-  Result<std::unique_ptr<Window>> window = sweep->group_->allocate_window(bytes);
+  Result<std::unique_ptr<Window>> window = sweep->joined_.group->allocate_window(bytes);
   if (!window) return window.status();
   sweep->window_ = *std::move(window);
   return sweep;
@@ -73,34 +55,36 @@ Result<std::unique_ptr<Sweep>> Sweep::open(const SweepTask& task) {
 
 // In place: the own piece is in the middle of the rest.
 Status Sweep::call(std::byte* data, size_t count) {
-  const CallerWaits here(*stream_, true);
+  const CallerWaits here(*joined_.stream, true);
   const BenchTask& task = task_.collective;
   if (!task_.user_memory) {
-    const WindowOp op = call_of(task, *window_, count, group_->size());
-    return group_->together(*stream_, {&op, 1});
+    const WindowOp op = call_of(task, *window_, count, joined_.group->size());
+    return joined_.group->together(*joined_.stream, {&op, 1});
   }
-  const size_t piece = count / static_cast<size_t>(group_->size());
-  std::byte* const own = data + piece * static_cast<size_t>(group_->rank()) * size_of(task.type);
+  const size_t piece = count / static_cast<size_t>(joined_.group->size());
+  std::byte* const own = data + piece * static_cast<size_t>(joined_.group->rank()) * size_of(task.type);
   const Tag tag{-1, "bench"};
-  if (task.collective == Collective::all_reduce) return group_->all_reduce(*stream_, data, data, count, task.type, Op::avg, tag);
-  if (task.collective == Collective::all_gather) return group_->all_gather(*stream_, own, data, piece, task.type, tag);
-  return group_->reduce_scatter(*stream_, data, own, piece, task.type, Op::avg, tag);
+  if (task.collective == Collective::all_reduce)
+    return joined_.group->all_reduce(*joined_.stream, data, data, count, task.type, Op::avg, tag);
+  if (task.collective == Collective::all_gather) return joined_.group->all_gather(*joined_.stream, own, data, piece, task.type, tag);
+  return joined_.group->reduce_scatter(*joined_.stream, data, own, piece, task.type, Op::avg, tag);
 }
 
 Status Sweep::finish() {
-  return stream_->make_caller_wait_for_all(nullptr);
+  return joined_.stream->make_caller_wait_for_all(nullptr);
 }
 
 Result<double> Sweep::most_of_all(double mine) {
-  const CallerWaits here(*stream_, true);
-  if (Status submitted = group_->all_reduce(*stream_, &mine, &mine, 1, DType::f64, Op::max, {-1, "bench"}); !submitted) return submitted;
+  const CallerWaits here(*joined_.stream, true);
+  if (Status submitted = joined_.group->all_reduce(*joined_.stream, &mine, &mine, 1, DType::f64, Op::max, {-1, "bench"}); !submitted)
+    return submitted;
   if (Status done = finish(); !done) return done;
   return mine;
 }
 
 // Of the buffer, what a rank that does no more than it must sends and receives: as nccl-tests reckon the bandwidth of the bus.
 double Sweep::least_share() const {
-  const double others = (group_->size() - 1) / static_cast<double>(group_->size());
+  const double others = (joined_.group->size() - 1) / static_cast<double>(joined_.group->size());
   return task_.collective.collective == Collective::all_reduce ? 2 * others : others;
 }
 
@@ -108,11 +92,12 @@ Result<SweepLine> Sweep::measure(size_t count) {
   const BenchTask& task = task_.collective;
   std::byte* const data = task_.user_memory ? own_.data() : window_->data();
   SweepLine line{count * size_of(task.type), count};
-  fill_values(data, task.type, count, group_->rank());
+  fill_values(data, task.type, count, joined_.group->rank());
   if (Result<double> all = most_of_all(0); !all) return all.status();  // all have filled theirs
   if (Status done = call(data, count); !done) return done;
   if (Status done = finish(); !done) return done;
-  Result<double> wrong = most_of_all(check_values(data, task, count, group_->rank(), group_->size(), 0, "the library").ok() ? 0 : 1);
+  Result<double> wrong =
+      most_of_all(check_values(data, task, count, joined_.group->rank(), joined_.group->size(), 0, "the library").ok() ? 0 : 1);
   if (!wrong) return wrong.status();
   line.right = *wrong == 0;
 
@@ -137,11 +122,11 @@ Result<SweepLine> Sweep::measure(size_t count) {
 }
 
 Status Sweep::run(const std::function<void(const SweepLine&)>& tell) {
-  const size_t width = size_of(task_.collective.type), ranks = static_cast<size_t>(group_->size());
+  const size_t width = size_of(task_.collective.type), ranks = static_cast<size_t>(joined_.group->size());
   for (uint64_t bytes = kLeastBytes; bytes <= task_.collective.bytes; bytes *= 2) {
     Result<SweepLine> line = measure(std::max<size_t>(bytes / width / ranks, 1) * ranks);
     if (!line) return line.status();
-    if (group_->rank() == 0) tell(*line);
+    if (joined_.group->rank() == 0) tell(*line);
   }
   return {};
 }

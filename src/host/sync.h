@@ -63,7 +63,7 @@ static_assert(sizeof(ControlPage) <= 4096);
 // Phases are compared by their difference and may wrap around; they start so that every group does, soon.
 constexpr uint32_t kFirstPhase = UINT32_MAX - 5;
 
-// What a slot holds beside.
+// Of a collective's data, what a slot has room for.
 constexpr size_t kSlotBytes = sizeof(ControlPage::Slot::data);
 
 class Sync {
