@@ -108,7 +108,8 @@ enum {
 enum {                     /* mdp_comm_config.flags */
   MDP_COMM_SET_DEVICE = 1, /* device is meant literally, also 0                                                          */
   MDP_COMM_EXACT_SUMS = 2, /* on CUDA: the host's order and precision of sums; slower, 32 MiB of scratch a group. Without it NCCL chooses */
-  MDP_COMM_SOCKETS = 4     /* between nodes authenticated sockets, not UCX, whose port lets strangers abort the rank; on all ranks     */
+  MDP_COMM_SOCKETS = 4,    /* between nodes authenticated sockets, not UCX, whose port lets strangers abort the rank; on all ranks     */
+  MDP_COMM_THREADS_ALWAYS = 8 /* host threads help while the program computes, too */
 };
 
 enum { /* axes of a grid, to be combined by | ; on the dense grid unless MDP_AXIS_EXPERT_GRID is given */
@@ -294,12 +295,12 @@ typedef int32_t (*mdp_interrupted_fn)(void* context);
 typedef struct {
   uint32_t struct_size;
   mdp_backend backend;
-  int32_t rank;   /* with an id or a bootstrap: this rank; from the environment: 0                                 */
-  int32_t size;   /* with an id or a bootstrap: how many ranks; from the environment: 0, or what the launcher must say */
-  int32_t device; /* with CUDA: which of the devices this process sees; 0: by this rank's number on its node       */
-  int32_t reserved;
-  uint64_t timeout_ns;            /* how long any collective waits for another rank; 0: five minutes                               */
-  uint64_t flags;                 /* MDP_COMM_*                                                                                    */
+  int32_t rank;         /* with an id or a bootstrap: this rank; from the environment: 0                                 */
+  int32_t size;         /* with an id or a bootstrap: how many ranks; from the environment: 0, or what the launcher must say */
+  int32_t device;       /* with CUDA: which of the devices this process sees; 0: by this rank's number on its node       */
+  int32_t host_threads; /* that share long arrays, while the program waits; 0: a part of the processors. Results do not depend on it */
+  uint64_t timeout_ns;  /* how long any collective waits for another rank; 0: five minutes                               */
+  uint64_t flags;       /* MDP_COMM_*                                                                                    */
   const mdp_bootstrap* bootstrap; /* NULL: the ranks meet by the id, or by what the launcher says */
   mdp_interrupted_fn interrupted; /* NULL: nobody */
   void* interrupted_context;      /* handed to it */
@@ -566,7 +567,7 @@ MDP_API const char* mdp_status_name(mdp_status status);
  * call. */
 MDP_API const char* mdp_last_error(void);
 
-/* The same failure, with its code and what it is about. status is MDP_OK if no call of this thread has failed. */
+/* The same failure in parts. status is MDP_OK if no call of this thread has failed. */
 MDP_API mdp_status mdp_last_error_info(mdp_error_info* out);
 
 /* What this library is and what it sees, as one line of JSON: version, build, backends, transport, machine, and launch (what
@@ -590,7 +591,7 @@ MDP_API mdp_status mdp_unique_id_create(mdp_unique_id* out);
 /* Joins the ranks of one job into a communicator, the world. With an id, or config.bootstrap, config says which rank this is. With neither,
  * the launcher's environment does (megadp run, torchrun, SLURM, Open MPI, MPICH); without a launcher the rank is alone. With a bootstrap
  * rank 0 listens at its first network interface, or at MEGADP_ROOT.
- * config NULL: all defaults. Ranks are processes, or threads with a communicator each. Starts threads, which block all signals.
+ * config NULL: all defaults. Ranks are processes, or threads with a communicator each.
  * Collective over the job; blocking, at most for the timeout.
  * Errors: INVALID (config, environment), UNSUPPORTED (backend), TIMEOUT (names who did not come), PEER, DESYNC, BACKEND or CORRUPT (what
  * the bootstrap did, on any rank), STATE (UCX in a process forked from one that used it), SYSTEM, MEMORY. */
@@ -614,9 +615,8 @@ MDP_API mdp_status mdp_comm_error_info(mdp_comm* comm, mdp_error_info* out);
  * requests made after the first call of this count. The library owns and drains it: never read or close it. Local. Errors: SYSTEM. */
 MDP_API mdp_status mdp_comm_event_fd(mdp_comm* comm, int32_t* out);
 
-/* Makes the context unusable on all ranks: pending and later calls end with ABORTED, naming this rank. For a rank that cannot go on and
- * would leave the others waiting. Does nothing after an earlier failure. Any thread, also while another is inside a call; does not block.
- */
+/* Makes the context unusable on all ranks: pending and later calls end with ABORTED, naming this rank. Does nothing after an earlier
+ * failure. Any thread, also while another is inside a call; does not block. */
 MDP_API mdp_status mdp_comm_abort(mdp_comm* comm);
 
 /* Drops this handle. The last ends the context: others learn that this rank left, with CUDA once they have what it sent (within a
@@ -676,8 +676,7 @@ MDP_API mdp_status mdp_send(mdp_comm* comm, const mdp_tensor* from, int32_t rank
 /* Receives into `to` what another rank sends. */
 MDP_API mdp_status mdp_recv(mdp_comm* comm, const mdp_tensor* to, int32_t rank, mdp_stream stream, mdp_request** out);
 /* Both at once, with the same peer or two: neither half waits for the other. The arrays are apart; counts and dtypes may differ. A rank of
- * -1 leaves that half out, whose tensor is not looked at and may be NULL (the ends of a pipeline). With this rank itself on both sides it
- * is a copy. */
+ * -1 leaves that half out, whose tensor is not looked at and may be NULL. With this rank itself on both sides it is a copy. */
 MDP_API mdp_status mdp_send_recv(mdp_comm* comm, const mdp_tensor* from, int32_t to_rank, const mdp_tensor* to, int32_t from_rank,
                                  mdp_stream stream, mdp_request** out);
 

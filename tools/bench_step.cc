@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/thread.h"
 #include "bench_commands.h"
 #include "bench_step_run.h"
 #include "rule_names.h"
@@ -19,7 +20,7 @@ namespace {
 struct Options {
   std::string backend = "host", param_dtype = "f32", grad_dtype = "f32", rule = "adamw";
   uint64_t numel = uint64_t{1} << 24;
-  int rounds = 20;
+  int rounds = 20, threads = 0;
   bool json = false;
 };
 
@@ -46,6 +47,7 @@ void print(const Options& options, const StepFigures& f) {
                                          {"param_dtype", options.param_dtype},
                                          {"grad_dtype", options.grad_dtype},
                                          {"rounds", options.rounds},
+                                         {"threads", options.threads},
                                          {"update", json_of(f.update)},
                                          {"square_sum", json_of(f.square_sum)},
                                          {"copy", json_of(f.copy)},
@@ -79,13 +81,19 @@ Command add_bench_step(CLI::App& bench) {
   sub->add_option("--rule", options->rule, "adamw (default), adam, sgd, sgd_momentum, sgd_nesterov or lion")
       ->check(CLI::IsMember(rule_names()));
   sub->add_option("--rounds", options->rounds, "How many times each is timed, at least 5 (default 20)")->check(CLI::Range(5, 100000));
-  sub->add_flag("--json", options->json,
-                "One line: {\"backend\",\"rule\",\"numel\",\"param_dtype\",\"grad_dtype\",\"rounds\",\"update\",\"square_sum\",\"copy\",\n"
-                "\"update_to_copy\",\"square_sum_to_copy\",\"host_syncs\"}; of each {\"bytes\",\"min_ms\",\"median_ms\",\"bytes_per_s\"}");
+  sub->add_option("--threads", options->threads,
+                  "That work on the host's arrays together (default 0: all that this process may use, at most 16)")
+      ->check(CLI::Range(0, usable_processors()));
+  sub->add_flag(
+      "--json", options->json,
+      "One line: "
+      "{\"backend\",\"rule\",\"numel\",\"param_dtype\",\"grad_dtype\",\"rounds\",\"threads\",\"update\",\"square_sum\",\"copy\",\n"
+      "\"update_to_copy\",\"square_sum_to_copy\",\"host_syncs\"}; of each {\"bytes\",\"min_ms\",\"median_ms\",\"bytes_per_s\"}");
   return [options](const std::vector<std::string>& rest) {
     if (!rest.empty()) return used_wrongly("bench step", "nothing may follow --.");
-    const Result<StepFigures> figures = bench_step({backend_of(options->backend), options->numel, dtype_of(options->param_dtype),
-                                                    dtype_of(options->grad_dtype), options->rounds, rule_of(options->rule)});
+    const Result<StepFigures> figures =
+        bench_step({backend_of(options->backend), options->numel, dtype_of(options->param_dtype), dtype_of(options->grad_dtype),
+                    options->rounds, rule_of(options->rule), options->threads});
     if (!figures) return failed("bench step", figures.status().text());
     print(*options, *figures);
     return written("bench step");

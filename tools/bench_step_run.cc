@@ -95,7 +95,7 @@ Status StepBench::open() {
   if (launch->nranks != 1) return invalid("a step is measured on one rank, but ", launch->launcher, " has started ", launch->nranks);
   auto world = World::join(*launch, kJoinTimeout);
   if (!world) return world.status();
-  auto backend = open_backend({.kind = task_.backend}, *world);
+  auto backend = open_backend({.kind = task_.backend, .host_threads = task_.threads}, *world);
   if (!backend) return backend.status();
   backend_ = *std::move(backend);
   auto stream = backend_->create_stream("bench");

@@ -17,6 +17,7 @@ struct StepTask {
   DType param_type = DType::f32, grad_type = DType::f32;
   int rounds = 20;
   uint32_t rule = 0;
+  int threads = 0;  // of the host; 0: as many as a rank has if nobody says how many
 };
 
 struct StepTiming {

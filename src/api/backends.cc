@@ -13,15 +13,16 @@
 namespace megadp {
 
 Result<std::shared_ptr<Backend>> open_backend(const BackendConfig& config, std::shared_ptr<World> world) {
-  const host::TransportKind transport = config.sockets ? host::TransportKind::sockets : host::TransportKind::automatic;
+  const host::HostSettings on_host{config.sockets ? host::TransportKind::sockets : host::TransportKind::automatic, config.host_threads,
+                                   config.threads_always};
   switch (config.kind) {
     case BackendKind::automatic:
     case BackendKind::host:
-      return host::HostBackend::open(std::move(world), transport);
+      return host::HostBackend::open(std::move(world), on_host);
     case BackendKind::cuda: {
       auto plugin = cuda::load_plugin();
       if (!plugin) return plugin.status().with_context("backend is cuda");
-      auto host = host::HostBackend::open(world, transport);
+      auto host = host::HostBackend::open(world, on_host);
       if (!host) return host.status();
       return cuda::CudaBackend::open(**plugin, std::move(world), *std::move(host), {config.device, config.exact_sums});
     }

@@ -23,6 +23,8 @@ struct BackendConfig {
   int32_t device = -1;                        // which of several; -1: this rank's number on its node
   bool exact_sums = false;                    // on a device: in the order of base/sum_order.h, as the host always
   bool sockets = false;                       // between nodes, whatever MEGADP_TRANSPORT says
+  int32_t host_threads = 0;                   // see host/backend.h
+  bool threads_always = false;                // likewise
 };
 
 // Collective over the world where it spans nodes or uses devices.

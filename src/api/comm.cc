@@ -9,6 +9,7 @@
 #include "api/event.h"
 #include "api/handle.h"
 #include "api/intake.h"
+#include "base/thread.h"
 #include "control/launch/launch.h"
 #include "control/world.h"
 
@@ -26,9 +27,12 @@ Status check_config(const mdp_comm_config& config) {
   if (config.device != 0 && config.backend != MDP_BACKEND_CUDA) {
     return invalid("config.device is ", config.device, ", but config.backend is not MDP_BACKEND_CUDA; leave it 0");
   }
-  if (Status status = check_reserved(config.reserved, "config.reserved"); !status) return status;
-  return check_flags(config.flags, MDP_COMM_SET_DEVICE | MDP_COMM_EXACT_SUMS | MDP_COMM_SOCKETS, "config.flags",
-                     "MDP_COMM_SET_DEVICE (1), MDP_COMM_EXACT_SUMS (2) and MDP_COMM_SOCKETS (4)");
+  if (const int most = usable_processors(); config.host_threads < 0 || config.host_threads > most) {
+    return invalid("config.host_threads is ", config.host_threads, "; the calling thread may run on ", most,
+                   " processors, so it must be 0 (a share of them) to ", most);
+  }
+  return check_flags(config.flags, MDP_COMM_SET_DEVICE | MDP_COMM_EXACT_SUMS | MDP_COMM_SOCKETS | MDP_COMM_THREADS_ALWAYS, "config.flags",
+                     "MDP_COMM_SET_DEVICE (1), MDP_COMM_EXACT_SUMS (2), MDP_COMM_SOCKETS (4) and MDP_COMM_THREADS_ALWAYS (8)");
 }
 
 BackendConfig backend_of(const mdp_comm_config& config) {
@@ -36,7 +40,9 @@ BackendConfig backend_of(const mdp_comm_config& config) {
   backend.kind = static_cast<BackendKind>(config.backend);
   if (config.device != 0 || (config.flags & MDP_COMM_SET_DEVICE) != 0) backend.device = config.device;
   backend.exact_sums = (config.flags & MDP_COMM_EXACT_SUMS) != 0;
-  if ((config.flags & MDP_COMM_SOCKETS) != 0) backend.sockets = true;
+  backend.sockets = (config.flags & MDP_COMM_SOCKETS) != 0;
+  backend.host_threads = config.host_threads;
+  backend.threads_always = (config.flags & MDP_COMM_THREADS_ALWAYS) != 0;
   return backend;
 }
 

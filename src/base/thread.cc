@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/thread.h"
 
+#include <algorithm>
 #include <cfenv>
 #include <memory>
+#include <thread>
 #include <utility>
 
 #include "base/text.h"
 
 namespace megadp {
 namespace {
+
+thread_local bool own = false;
 
 struct Start {
   std::string name;
@@ -20,6 +24,7 @@ void* run(void* argument) {
   pthread_setname_np(pthread_self(), start->name.c_str());
   // A thread inherits how its creator rounds and whether it flushes what is subnormal, and results would depend on it.
   std::fesetenv(FE_DFL_ENV);
+  own = true;
   start->body();
   return nullptr;
 }
@@ -44,6 +49,17 @@ Result<pthread_t> start_thread(const std::string& name, std::function<void()> bo
   if (error != 0) return system_error(text("cannot start the thread \"", name, "\""), error);
   [[maybe_unused]] const auto* const taken_by_the_thread = start.release();
   return thread;
+}
+
+bool is_own_thread() noexcept {
+  return own;
+}
+
+int usable_processors() noexcept {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (pthread_getaffinity_np(pthread_self(), sizeof set, &set) == 0) return std::max(CPU_COUNT(&set), 1);
+  return std::max(static_cast<int>(std::thread::hardware_concurrency()), 1);  // more processors than a cpu_set_t has
 }
 
 }  // namespace megadp

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/thread.h"
 #include "host/attention.h"
 #include "host/gemm.h"
 #include "host/group.h"
@@ -24,14 +25,20 @@ Status submit(Stream& stream, Work work) {
 
 }  // namespace
 
-Result<std::shared_ptr<Backend>> HostBackend::open(std::shared_ptr<World> world, TransportKind kind) {
+HostBackend::HostBackend(std::shared_ptr<World> world, std::shared_ptr<Network> network, const HostSettings& settings)
+    : world_(std::move(world)),
+      network_(std::move(network)),
+      pool_(std::make_shared<ThreadPool>(settings.threads > 0 ? settings.threads : std::min(processors(), kMostDefaultThreads),
+                                         settings.threads_always, settings.piece_bytes)) {}
+
+Result<std::shared_ptr<Backend>> HostBackend::open(std::shared_ptr<World> world, const HostSettings& settings) {
   std::shared_ptr<Network> network;
   if (!on_other_nodes(*world, all_ranks(world->size())).empty()) {
-    auto opened = Network::open(world, kind);
+    auto opened = Network::open(world, settings.transport);
     if (!opened.ok()) return opened.status();
     network = *std::move(opened);
   }
-  return std::shared_ptr<Backend>(new HostBackend(std::move(world), std::move(network)));
+  return std::shared_ptr<Backend>(new HostBackend(std::move(world), std::move(network), settings));
 }
 
 Result<std::unique_ptr<Memory>> HostBackend::allocate(size_t bytes) {
@@ -45,46 +52,47 @@ Result<std::unique_ptr<Memory>> HostBackend::allocate_host(size_t bytes) {
 Result<std::unique_ptr<Stream>> HostBackend::create_stream(const char* name) {
   // What a stream drops is missing in collectives: the other ranks would wait for it.
   // The streams of this rank learn it in the same way.
-  Result<std::unique_ptr<HostStream>> stream = HostStream::create(name, [world = world_](const Status& why) { world->fail(why); });
+  Result<std::unique_ptr<HostStream>> stream = HostStream::create(
+      name, [world = world_](const Status& why) { world->fail(why); }, pool_);
   if (!stream.ok()) return stream.status();
   return std::unique_ptr<Stream>(std::move(*stream));
 }
 
 Result<std::shared_ptr<Group>> HostBackend::create_group(const std::vector<int>& members) {
-  auto group = HostGroup::create(world_, network_, members);
+  auto group = HostGroup::create(world_, network_, members, pool_);
   if (!group.ok()) return group.status();
   return std::shared_ptr<Group>(*std::move(group));
 }
 
 Status HostBackend::zero(Stream& stream, void* data, size_t bytes) {
-  return submit(stream, [=] {
-    if (bytes > 0) std::memset(data, 0, bytes);
+  return submit(stream, [=, pool = pool_] {
+    zero_bytes(data, bytes, *pool);
     return Status();
   });
 }
 
 Status HostBackend::cast(Stream& stream, void* to, DType to_type, const void* from, DType from_type, size_t count) {
-  return submit(stream, [=] { return host::cast(to, to_type, from, from_type, count); });
+  return submit(stream, [=, pool = pool_] { return host::cast(to, to_type, from, from_type, count, *pool); });
 }
 
 Status HostBackend::add(Stream& stream, void* to, DType to_type, const void* from, DType from_type, size_t count) {
-  return submit(stream, [=] { return host::add_cast(to, to_type, from, from_type, count); });
+  return submit(stream, [=, pool = pool_] { return host::add_cast(to, to_type, from, from_type, count, *pool); });
 }
 
 Status HostBackend::round_with_feedback(Stream& stream, void* to, const float* from, float* residual, size_t count) {
-  return submit(stream, [=] { return host::round_with_feedback(to, from, residual, count); });
+  return submit(stream, [=, pool = pool_] { return host::round_with_feedback(to, from, residual, count, *pool); });
 }
 
 Status HostBackend::square_sum(Stream& stream, const void* data, DType type, size_t count, double* sums) {
-  return submit(stream, [=] { return host::square_sum(data, type, count, sums, sums + 1); });
+  return submit(stream, [=, pool = pool_] { return host::square_sum(data, type, count, sums, sums + 1, *pool); });
 }
 
 Status HostBackend::extremes(Stream& stream, const void* data, DType type, size_t count, uint64_t* zeros, float* largest) {
-  return submit(stream, [=] { return host::extremes(data, type, count, zeros, largest); });
+  return submit(stream, [=, pool = pool_] { return host::extremes(data, type, count, zeros, largest, *pool); });
 }
 
 Status HostBackend::scale(Stream& stream, void* data, DType type, size_t count, float factor) {
-  return submit(stream, [=] { return host::scale(data, type, count, factor); });
+  return submit(stream, [=, pool = pool_] { return host::scale(data, type, count, factor, *pool); });
 }
 
 Status HostBackend::begin_step(Stream& stream, StepScalars* scalars, const StepSettings& settings) {
@@ -102,7 +110,7 @@ Status HostBackend::count_steps(Stream& stream, const StepScalars* scalars, uint
 }
 
 Status HostBackend::update(Stream& stream, const Update& update) {
-  return submit(stream, [update] { return host::update(update); });
+  return submit(stream, [update, pool = pool_] { return host::update(update, *pool); });
 }
 
 Status HostBackend::fetch(Stream& stream, void* host_to, const void* from, size_t bytes) {
@@ -121,19 +129,25 @@ Status HostBackend::run(Stream& stream, std::function<void()> work) {
 
 Status HostBackend::find_nonfinite(const void* data, DType type, size_t count, uint64_t first, uint64_t* found, void* caller) {
   if (caller != nullptr) return invalid("stream is ", caller, "; host streams are NULL");
-  return host::find_nonfinite(data, type, count, first, found);
+  const ThreadPool::CallerIdle idle(pool_.get());
+  return host::find_nonfinite(data, type, count, first, found, *pool_);
 }
 
 Status HostBackend::copy(const StridedArray& to, const StridedArray& from, bool add, void* caller) {
   if (caller != nullptr) return invalid("stream is ", caller, "; host streams are NULL");
   if (to.shape != from.shape) return invalid("copy: the shapes of the two arrays differ");
-  return copy_strided(to, from, add);
+  const ThreadPool::CallerIdle idle(pool_.get());
+  return copy_strided(to, from, add, *pool_);
+}
+
+int HostBackend::processors() const {
+  const auto others = on_other_nodes(*world_, all_ranks(world_->size())).size();
+  return std::max(usable_processors() / (world_->size() - static_cast<int>(others)), 1);
 }
 
 // The library, if it is loaded now, works with this rank's part of the processors: the others of the node multiply at the same time.
-void HostBackend::share_processors() {
-  const auto others = on_other_nodes(*world_, all_ranks(world_->size())).size();
-  set_gemm_threads(std::max(usable_processors() / (world_->size() - static_cast<int>(others)), 1));
+void HostBackend::share_processors() const {
+  set_gemm_threads(processors());
 }
 
 Status HostBackend::gemm(const Matrix& c, const Matrix& a, const Matrix& b, bool add, void* caller) {

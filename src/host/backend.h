@@ -10,14 +10,24 @@
 
 #include "backend/backend.h"
 #include "control/world.h"
+#include "host/thread_pool.h"
 #include "host/transport.h"
 
 namespace megadp::host {
 
+struct HostSettings {
+  TransportKind transport = TransportKind::automatic;
+  int threads = 0;              // that work together on a long array; 0: this rank's share of the processors, at most kMostDefaultThreads
+  bool threads_always = false;  // also while no thread of the caller waits
+  size_t piece_bytes = kPieceBytes;
+};
+// Few are enough for the bandwidth of a processor's memory.
+constexpr int kMostDefaultThreads = 16;
+
 class HostBackend final : public Backend {
  public:
   // Collective over the world when it spans nodes: prepares their network.
-  static Result<std::shared_ptr<Backend>> open(std::shared_ptr<World> world, TransportKind transport);
+  static Result<std::shared_ptr<Backend>> open(std::shared_ptr<World> world, const HostSettings& settings = {});
 
   std::string_view name() const noexcept override { return "host"; }
   World& world() noexcept override { return *world_; }
@@ -52,12 +62,14 @@ class HostBackend final : public Backend {
   Status write(void* to, const void* host_from, size_t bytes) override;
 
  private:
-  void share_processors();
-  HostBackend(std::shared_ptr<World> world, std::shared_ptr<Network> network) noexcept
-      : world_(std::move(world)), network_(std::move(network)) {}
+  HostBackend(std::shared_ptr<World> world, std::shared_ptr<Network> network, const HostSettings& settings);
+  // The processors of this rank, if the ranks of its node share them evenly.
+  int processors() const;
+  void share_processors() const;
 
   const std::shared_ptr<World> world_;
   const std::shared_ptr<Network> network_;  // none when all ranks share one node
+  const std::shared_ptr<ThreadPool> pool_;
   std::once_flag processors_shared_;
 };
 

@@ -57,6 +57,7 @@ struct Call {
   int size() const noexcept { return group.size(); }
   size_t width() const noexcept { return size_of(operation.type); }
   size_t sum_width() const noexcept { return arguments.to_f32 ? sizeof(float) : width(); }
+  Executor executor() const noexcept { return group.executor(); }
   Status barrier() const { return group.barrier(operation, stop); }
 };
 

@@ -28,17 +28,21 @@ struct Walk {
   const std::byte* from;
   DType to_type, from_type;
   bool add;
+  bool is_turned = false;  // the last two dimensions are copied by tiles
   const Kernels* kernels;
 
   int64_t to_bytes() const noexcept { return static_cast<int64_t>(size_of(to_type)); }
   int64_t from_bytes() const noexcept { return static_cast<int64_t>(size_of(from_type)); }
 };
 
-// `n` elements that lie side by side on both sides. The types were checked before: it cannot fail.
-Status copy_dense(const Walk& walk, void* to, const void* from, int64_t n) {
+// `n` elements that lie side by side on both sides.
+Status try_dense(const Walk& walk, void* to, const void* from, int64_t n) {
   const size_t count = static_cast<size_t>(n);
   return walk.add ? add_cast(to, walk.to_type, from, walk.from_type, count, *walk.kernels)
                   : cast(to, walk.to_type, from, walk.from_type, count, *walk.kernels);
+}
+void copy_dense(const Walk& walk, void* to, const void* from, int64_t n) {
+  (void)try_dense(walk, to, from, n);  // the types were checked before: it cannot fail
 }
 
 // out[i * out_step] = in[i * in_step], steps in elements of `size` bytes.
@@ -54,7 +58,7 @@ void pick(std::byte* out, int64_t out_step, const std::byte* in, int64_t in_step
   pick_words<uint64_t>(out, out_step, in, in_step, n);
 }
 
-Status copy_row(const Walk& walk, std::byte* to, const std::byte* from, const Dim& dim) {
+void copy_row(const Walk& walk, std::byte* to, const std::byte* from, const Dim& dim) {
   if (dim.to == 1 && dim.from == 1) return copy_dense(walk, to, from, dim.size);
   alignas(64) std::byte in[kRow * 8], out[kRow * 8];
   for (int64_t begin = 0; begin < dim.size; begin += kRow) {
@@ -66,14 +70,13 @@ Status copy_row(const Walk& walk, std::byte* to, const std::byte* from, const Di
       from_begin = in;
     }
     if (dim.to == 1) {
-      if (Status s = copy_dense(walk, to_begin, from_begin, n); !s) return s;
+      copy_dense(walk, to_begin, from_begin, n);
       continue;
     }
     if (walk.add) pick(out, 1, to_begin, dim.to, n, walk.to_bytes());
-    if (Status s = copy_dense(walk, out, from_begin, n); !s) return s;
+    copy_dense(walk, out, from_begin, n);
     pick(to_begin, dim.to, out, 1, n, walk.to_bytes());
   }
-  return {};
 }
 
 void fetch_early(const std::byte* begin, int64_t bytes) {
@@ -81,7 +84,7 @@ void fetch_early(const std::byte* begin, int64_t bytes) {
 }
 
 // `row` is the dimension along which `to` runs on (stride 1), `column` the one along which `from` does.
-Status copy_turned(const Walk& walk, std::byte* to, const std::byte* from, const Dim& column, const Dim& row) {
+void copy_turned(const Walk& walk, std::byte* to, const std::byte* from, const Dim& column, const Dim& row) {
   alignas(64) std::byte tile[kTile * kTile * 8];
   const int64_t bytes = walk.from_bytes();
   for (int64_t c = 0; c < column.size; c += kTile) {
@@ -96,26 +99,33 @@ Status copy_turned(const Walk& walk, std::byte* to, const std::byte* from, const
       }
       for (int64_t j = 0; j < columns; j++) {
         std::byte* const out = to + ((c + j) * column.to + r) * walk.to_bytes();
-        if (Status s = copy_dense(walk, out, tile + j * kTile * bytes, rows); !s) return s;
+        copy_dense(walk, out, tile + j * kTile * bytes, rows);
       }
     }
   }
-  return {};
 }
 
-Status copy_all(Walk& walk) {
-  if (walk.count == 0) return copy_dense(walk, walk.to, walk.from, 1);
+// Brings the dimension along which `from` runs on to the last place but one, if it is not the last.
+void turn(Walk& walk) {
   const int turned = transposed_dim(walk.dims.data(), walk.count);
-  if (turned >= 0) {
+  walk.is_turned = turned >= 0;
+  if (walk.is_turned) {
     std::rotate(walk.dims.begin() + turned, walk.dims.begin() + turned + 1, walk.dims.begin() + walk.count - 1);
   }
-  const int outer = walk.count - (turned >= 0 ? 2 : 1);
+}
+
+void copy_all(const Walk& walk) {
+  const int outer = walk.count - (walk.is_turned ? 2 : 1);
   const Dim& row = walk.dims[walk.count - 1];
   std::array<int64_t, kMaxDims> at{};
   std::byte* to = walk.to;
   const std::byte* from = walk.from;
   for (;;) {
-    if (Status s = turned >= 0 ? copy_turned(walk, to, from, walk.dims[outer], row) : copy_row(walk, to, from, row); !s) return s;
+    if (walk.is_turned) {
+      copy_turned(walk, to, from, walk.dims[outer], row);
+    } else {
+      copy_row(walk, to, from, row);
+    }
     int d = outer - 1;
     for (; d >= 0; d--) {  // the next place: like an odometer
       const Dim& dim = walk.dims[d];
@@ -126,8 +136,27 @@ Status copy_all(Walk& walk) {
       to -= dim.size * dim.to * walk.to_bytes();
       from -= dim.size * dim.from * walk.from_bytes();
     }
-    if (d < 0) return {};
+    if (d < 0) return;
   }
+}
+
+// Cut along the longest of its dimensions but the last, or along the only one.
+void copy_in_pieces(const Walk& walk, const Executor& on) {
+  int cut = 0;
+  for (int d = 1; d < walk.count - 1; d++) cut = walk.dims[d].size > walk.dims[cut].size ? d : cut;
+  size_t bytes = size_of(walk.to_type) + size_of(walk.from_type);
+  for (int d = 0; d < walk.count; d++) bytes *= d == cut ? 1 : static_cast<size_t>(walk.dims[d].size);
+  const size_t unit = walk.count == 1 ? kSquareBlock : walk.is_turned && cut == walk.count - 2 ? kTile : 1;
+  const Dim& dim = walk.dims[cut];
+  const auto copy_piece = [&](size_t begin, size_t n) {
+    const auto first = static_cast<int64_t>(begin);
+    Walk piece = walk;
+    piece.to += first * dim.to * walk.to_bytes();
+    piece.from += first * dim.from * walk.from_bytes();
+    piece.dims[cut].size = static_cast<int64_t>(n);
+    copy_all(piece);
+  };
+  on.split(static_cast<size_t>(dim.size), bytes, copy_piece, unit);
 }
 
 Status check(const StridedArray& to, const StridedArray& from) {
@@ -148,7 +177,7 @@ Status check(const StridedArray& to, const StridedArray& from) {
 
 }  // namespace
 
-Status copy_strided(const StridedArray& to, const StridedArray& from, bool add, const Kernels& kernels) {
+Status copy_strided(const StridedArray& to, const StridedArray& from, bool add, const Executor& on) {
   if (Status s = check(to, from); !s) return s;
   Walk walk;
   walk.to = static_cast<std::byte*>(to.data);
@@ -156,9 +185,9 @@ Status copy_strided(const StridedArray& to, const StridedArray& from, bool add, 
   walk.to_type = to.type;
   walk.from_type = from.type;
   walk.add = add;
-  walk.kernels = &kernels;
+  walk.kernels = &on.kernels();
   // Also says whether the types convert.
-  if (Status s = copy_dense(walk, walk.to, walk.from, 0); !s) return s;
+  if (Status s = try_dense(walk, walk.to, walk.from, 0); !s) return s;
   for (size_t d = 0; d < to.shape.size(); d++) {
     if (to.shape[d] == 0) return {};
     walk.dims[d] = {to.shape[d], to.strides[d], from.strides[d]};
@@ -167,7 +196,10 @@ Status copy_strided(const StridedArray& to, const StridedArray& from, bool add, 
   walk.count = start.count;
   walk.to += start.to * walk.to_bytes();
   walk.from += start.from * walk.from_bytes();
-  return copy_all(walk);
+  if (walk.count == 0) return try_dense(walk, walk.to, walk.from, 1);
+  turn(walk);
+  copy_in_pieces(walk, on);
+  return {};
 }
 
 }  // namespace megadp::host

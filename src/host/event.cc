@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/deadline.h"
+#include "base/thread.h"
 #include "control/interrupt.h"
 #include "host/futex.h"
 
@@ -18,6 +19,8 @@ Status HostEvent::status() const {
 }
 
 Status HostEvent::wait(Deadline deadline) {
+  if (done()) return status_;
+  const ThreadPool::CallerIdle idle(is_own_thread() ? nullptr : pool_.get());
   while (!done()) {
     const uint64_t left_ns = deadline.left_ns();
     if (left_ns == 0 || interrupted()) return {Code::pending, "the event was not reached before the wait ended"};

@@ -4,15 +4,18 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
+#include <utility>
 
 #include "backend/stream.h"
+#include "host/thread_pool.h"
 
 namespace megadp::host {
 
 class HostEvent final : public Event {
  public:
-  // notify_fd: an eventfd that the caller keeps open until the event is done; -1: none.
-  explicit HostEvent(int notify_fd) noexcept : notify_fd_(notify_fd) {}
+  // notify_fd: an eventfd that the caller keeps open until the event is done; -1: none. pool: it helps while a caller waits; may be null.
+  explicit HostEvent(int notify_fd, std::shared_ptr<ThreadPool> pool = {}) noexcept : notify_fd_(notify_fd), pool_(std::move(pool)) {}
 
   bool done() const noexcept override { return done_.load(std::memory_order_acquire) != 0; }
   Status status() const override;
@@ -28,6 +31,7 @@ class HostEvent final : public Event {
   std::atomic<uint32_t> done_{0};
   std::atomic<uint32_t> sleepers_{0};
   const int notify_fd_;
+  const std::shared_ptr<ThreadPool> pool_;
 };
 
 }  // namespace megadp::host

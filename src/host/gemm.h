@@ -19,7 +19,4 @@ Result<std::string> gemm_library();
 // (OMP_NUM_THREADS, OPENBLAS_NUM_THREADS), keeps what it has.
 void set_gemm_threads(int threads);
 
-// On which the calling thread may run, at least 1.
-int usable_processors() noexcept;
-
 }  // namespace megadp::host

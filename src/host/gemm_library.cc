@@ -3,13 +3,11 @@
 
 #include <dlfcn.h>
 #include <link.h>
-#include <sched.h>
-#include <unistd.h>
 
-#include <algorithm>
 #include <cstdlib>
 #include <utility>
 
+#include "base/thread.h"
 #include "host/blas_gemm.h"
 #include "host/gemm.h"
 #include "host/onednn_gemm.h"
@@ -54,13 +52,6 @@ std::string why_not_loaded(const std::string& file) {
 }
 
 }  // namespace
-
-int usable_processors() noexcept {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(CPU_COUNT(&set), 1);
-  return static_cast<int>(std::max(sysconf(_SC_NPROCESSORS_ONLN), 1L));  // more processors than a cpu_set_t has
-}
 
 std::vector<std::string> openmp_runtimes(const std::vector<std::string>& files) {
   std::vector<std::string> found;

@@ -15,6 +15,7 @@
 
 #include "backend/group.h"
 #include "control/world.h"
+#include "host/executor.h"
 #include "host/memory.h"
 #include "host/messages.h"
 #include "host/operation.h"
@@ -35,9 +36,10 @@ struct Part {
 
 class HostGroup final : public Group, public std::enable_shared_from_this<HostGroup> {
  public:
-  // Collective over `members`, blocking. `network` is needed if they are on several nodes.
+  // Collective over `members`, blocking. `network` is needed if they are on several nodes; `pool` shares the work on long arrays, if there
+  // is one.
   static Result<std::shared_ptr<HostGroup>> create(std::shared_ptr<World> world, std::shared_ptr<Network> network,
-                                                   const std::vector<int>& members);
+                                                   const std::vector<int>& members, std::shared_ptr<ThreadPool> pool = {});
   ~HostGroup() override;
   HostGroup(const HostGroup&) = delete;
   HostGroup& operator=(const HostGroup&) = delete;
@@ -97,6 +99,7 @@ class HostGroup final : public Group, public std::enable_shared_from_this<HostGr
   Status pass(Stream& stream, std::vector<Piece> pieces, std::shared_ptr<void> memory, const char* what);
 
   // ── on a stream's worker ──
+  Executor executor() const noexcept { return {best_kernels(), pool_.get()}; }
   // Runs `body` as this rank's call number `place` (1, 2, ...) on the group, whether operation or message. A failure ends the group, and
   // the World learns of it, since this rank's peers would wait for it.
   Status perform(uint64_t place, const Blame& blame, const Describe& during, const Stop& stop, const std::function<Status()>& body);
@@ -132,7 +135,7 @@ class HostGroup final : public Group, public std::enable_shared_from_this<HostGr
   Status post_from_root(int root, const std::vector<std::byte*>& staging, size_t bytes);
 
  private:
-  HostGroup(std::shared_ptr<World> world, std::shared_ptr<Network> network, std::vector<int> members);
+  HostGroup(std::shared_ptr<World> world, std::shared_ptr<Network> network, std::vector<int> members, std::shared_ptr<ThreadPool> pool);
   Status set_up();
 
   Status submit(Stream& stream, Arguments&& arguments);
@@ -151,6 +154,7 @@ class HostGroup final : public Group, public std::enable_shared_from_this<HostGr
   const std::shared_ptr<World> world_;
   const std::shared_ptr<Network> network_;
   const std::vector<int> members_;
+  const std::shared_ptr<ThreadPool> pool_;
   int rank_ = 0;
   std::vector<int> local_;  // world ranks of the members on this node, in their order
   int local_rank_ = 0;

@@ -28,8 +28,9 @@ size_t find_ranks_of_node(const World& world, const std::vector<int>& members) {
 
 }  // namespace
 
-HostGroup::HostGroup(std::shared_ptr<World> world, std::shared_ptr<Network> network, std::vector<int> members)
-    : world_(std::move(world)), network_(std::move(network)), members_(std::move(members)) {
+HostGroup::HostGroup(std::shared_ptr<World> world, std::shared_ptr<Network> network, std::vector<int> members,
+                     std::shared_ptr<ThreadPool> pool)
+    : world_(std::move(world)), network_(std::move(network)), members_(std::move(members)), pool_(std::move(pool)) {
   for (int rank = 0; rank < size(); ++rank) {
     const int member = members_[static_cast<size_t>(rank)];
     const auto node = static_cast<size_t>(world_->node(member));
@@ -49,10 +50,10 @@ HostGroup::HostGroup(std::shared_ptr<World> world, std::shared_ptr<Network> netw
 }
 
 Result<std::shared_ptr<HostGroup>> HostGroup::create(std::shared_ptr<World> world, std::shared_ptr<Network> network,
-                                                     const std::vector<int>& members) {
+                                                     const std::vector<int>& members, std::shared_ptr<ThreadPool> pool) {
   Status checked = check_members(*world, members);
   if (!checked.ok()) return checked;
-  std::shared_ptr<HostGroup> group(new HostGroup(std::move(world), std::move(network), members));
+  std::shared_ptr<HostGroup> group(new HostGroup(std::move(world), std::move(network), members, std::move(pool)));
   if (group->size() == 1) return group;
   if (group->spans_nodes() && group->network_ == nullptr) return internal_error("a group over several nodes was given no network");
   Status ready = group->set_up();
@@ -117,7 +118,7 @@ HostGroup::~HostGroup() {
 
 Result<std::shared_ptr<Group>> HostGroup::split(const std::vector<int>& members) {
   if (members.empty()) return std::shared_ptr<Group>();
-  auto group = create(world_, network_, members);
+  auto group = create(world_, network_, members, pool_);
   if (!group.ok()) return group.status();
   return std::shared_ptr<Group>(*std::move(group));
 }

@@ -3,12 +3,17 @@
 #include "host/kernels.h"
 
 #include <algorithm>
+#include <atomic>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 #include "base/finding.h"
+#include "base/rules.h"
 #include "base/sum_order.h"
+#include "host/copy_past.h"
 #include "host/update_blocks.h"
 
 namespace megadp::host {
@@ -38,6 +43,32 @@ void cast_from_f64(void* to, DType to_type, const double* from, size_t n, bool a
   });
 }
 
+// One of cast() and add_cast(), of two types of floating-point numbers that are not both f64.
+class Converter {
+ public:
+  Converter(DType to, DType from, bool adds, const Kernels& kernels) : to_(to), from_(from), adds_(adds) {
+    if (!is_trainable(to) || !is_trainable(from)) return;
+    kernel_ = (adds ? kernels.casts->add_cast : kernels.casts->cast)[storage_index(to)][storage_index(from)];
+  }
+  bool is_possible() const {
+    return kernel_ != nullptr || (to_ == DType::f64 && is_trainable(from_)) || (from_ == DType::f64 && is_trainable(to_));
+  }
+  void operator()(void* to, const void* from, size_t n, const Executor& on) const {
+    on.split(n, size_of(to_) + size_of(from_), [&](size_t begin, size_t count) {
+      void* const out = forward(to, begin, to_);
+      const void* const in = forward(from, begin, from_);
+      if (kernel_ != nullptr) return kernel_(out, in, count);
+      if (to_ == DType::f64) return cast_to_f64(static_cast<double*>(out), in, from_, count, adds_);
+      cast_from_f64(out, to_, static_cast<const double*>(in), count, adds_);
+    });
+  }
+
+ private:
+  const DType to_, from_;
+  const bool adds_;
+  CastFn kernel_ = nullptr;  // null: one of the two is f64
+};
+
 // ── integers ──
 
 int64_t wrapping_add(int64_t a, int64_t b) noexcept {
@@ -47,9 +78,10 @@ uint8_t clamp_to_u8(uint64_t value) noexcept {
   return static_cast<uint8_t>(std::min<uint64_t>(value, 255));
 }
 
+// The loops below give elements begin to begin + n.
 template <class T>
-void pick_largest_or_smallest(T* to, const void* const* from, int nfrom, size_t n, bool largest) {
-  for (size_t i = 0; i < n; i++) {
+void pick_largest_or_smallest(T* to, const void* const* from, int nfrom, size_t begin, size_t n, bool largest) {
+  for (size_t i = begin; i < begin + n; i++) {
     T value = static_cast<const T*>(from[0])[i];
     for (int k = 1; k < nfrom; k++) {
       const T next = static_cast<const T*>(from[k])[i];
@@ -59,28 +91,46 @@ void pick_largest_or_smallest(T* to, const void* const* from, int nfrom, size_t 
   }
 }
 
-void sum_f64(double* to, const void* const* from, int nfrom, size_t n, double divisor) {
+void sum_f64(double* to, const void* const* from, int nfrom, size_t begin, size_t n, double divisor) {
   const auto add = [](double a, double b) { return a + b; };
-  for (size_t i = 0; i < n; i++) {
+  for (size_t i = begin; i < begin + n; i++) {
     TreeSum<double, decltype(add)> tree(add);
-    for (int k = 0; k < nfrom; k++) tree.push(static_cast<const double*>(from[k])[i]);
+    tree.push(static_cast<const double*>(from[0])[i]);
+    for (int k = 1; k < nfrom; k++) tree.push(static_cast<const double*>(from[k])[i]);
     to[i] = tree.sum() / divisor;
   }
 }
 
-void sum_i64(int64_t* to, const void* const* from, int nfrom, size_t n, bool average) {
-  for (size_t i = 0; i < n; i++) {
+void sum_i64(int64_t* to, const void* const* from, int nfrom, size_t begin, size_t n, bool average) {
+  for (size_t i = begin; i < begin + n; i++) {
     int64_t value = 0;
     for (int k = 0; k < nfrom; k++) value = wrapping_add(value, static_cast<const int64_t*>(from[k])[i]);
     to[i] = average ? value / nfrom : value;
   }
 }
 
-void sum_u8(uint8_t* to, const void* const* from, int nfrom, size_t n, bool average) {
-  for (size_t i = 0; i < n; i++) {
+void sum_u8(uint8_t* to, const void* const* from, int nfrom, size_t begin, size_t n, bool average) {
+  for (size_t i = begin; i < begin + n; i++) {
     uint64_t value = 0;
     for (int k = 0; k < nfrom; k++) value += static_cast<const uint8_t*>(from[k])[i];
     to[i] = clamp_to_u8(average ? value / static_cast<uint64_t>(nfrom) : value);
+  }
+}
+
+template <class T, class Sum>
+void reduce_plainly(void* to, const void* const* from, int nfrom, size_t begin, size_t n, Op op, const Sum& sum) {
+  if (op == Op::sum || op == Op::avg) return sum(static_cast<T*>(to));
+  pick_largest_or_smallest(static_cast<T*>(to), from, nfrom, begin, n, op == Op::max);
+}
+// Of the types that only collectives know.
+void reduce_plainly(void* to, const void* const* from, int nfrom, size_t begin, size_t n, DType type, Op op, double divisor) {
+  const bool average = op == Op::avg;
+  if (type == DType::f64) {
+    reduce_plainly<double>(to, from, nfrom, begin, n, op, [&](double* out) { sum_f64(out, from, nfrom, begin, n, divisor); });
+  } else if (type == DType::i64) {
+    reduce_plainly<int64_t>(to, from, nfrom, begin, n, op, [&](int64_t* out) { sum_i64(out, from, nfrom, begin, n, average); });
+  } else {
+    reduce_plainly<uint8_t>(to, from, nfrom, begin, n, op, [&](uint8_t* out) { sum_u8(out, from, nfrom, begin, n, average); });
   }
 }
 
@@ -91,6 +141,17 @@ Status no_conversion(const char* verb, DType to_type, DType from_type) {
 
 Status not_trainable(const char* what, DType type) {
   return unsupported(what, " is not offered for ", name_of(type), ": the type must be f32, bf16 or f16");
+}
+
+// Of what one element of an update reads and writes.
+size_t bytes_moved(const Update& u) {
+  return size_of(u.grad_type) + size_of(u.param_type) + 2 * (u.master != nullptr ? sizeof(float) : 0) + 2 * state_bytes(rule(u.rule));
+}
+
+template <class T>
+void raise(std::atomic<T>* to, T value) {
+  for (T seen = to->load(); value > seen && !to->compare_exchange_weak(seen, value);) {
+  }
 }
 
 template <class T>
@@ -115,85 +176,101 @@ std::string simd_targets() {
   return names;
 }
 
-Status cast(void* to, DType to_type, const void* from, DType from_type, size_t n, const Kernels& kernels) {
+void copy_bytes(void* to, const void* from, size_t bytes, const Executor& on) {
+  if (to == from || bytes == 0) return;
+  auto* const out = static_cast<std::byte*>(to);
+  const auto* const in = static_cast<const std::byte*>(from);
+  if (bytes >= kBeyondCaches) return copy_past_caches(out, in, bytes, on);
+  on.split(bytes, 2, [=](size_t begin, size_t n) { std::memcpy(out + begin, in + begin, n); });
+}
+
+void copy_past_caches(std::byte* to, const std::byte* from, size_t bytes, const Executor& on) {
+  on.split(bytes, 2, [=](size_t begin, size_t n) { copy_past_caches(to + begin, from + begin, n); });
+}
+
+void zero_bytes(void* data, size_t bytes, const Executor& on) {
+  if (bytes == 0) return;
+  on.split(bytes, 1, [=](size_t begin, size_t n) { std::memset(static_cast<std::byte*>(data) + begin, 0, n); });
+}
+
+Status cast(void* to, DType to_type, const void* from, DType from_type, size_t n, const Executor& on) {
   if (to_type == from_type) {
-    if (n > 0) std::memmove(to, from, n * size_of(to_type));
-  } else if (is_trainable(to_type) && is_trainable(from_type)) {
-    kernels.casts->cast[storage_index(to_type)][storage_index(from_type)](to, from, n);
-  } else if (to_type == DType::f64 && is_trainable(from_type)) {
-    cast_to_f64(static_cast<double*>(to), from, from_type, n, false);
-  } else if (from_type == DType::f64 && is_trainable(to_type)) {
-    cast_from_f64(to, to_type, static_cast<const double*>(from), n, false);
-  } else {
-    return no_conversion("convert", to_type, from_type);
+    copy_bytes(to, from, n * size_of(to_type), on);
+    return {};
   }
+  const Converter convert{to_type, from_type, false, on.kernels()};
+  if (!convert.is_possible()) return no_conversion("convert", to_type, from_type);
+  convert(to, from, n, on);
   return {};
 }
 
-Status add_cast(void* to, DType to_type, const void* from, DType from_type, size_t n, const Kernels& kernels) {
-  if (is_trainable(to_type) && is_trainable(from_type)) {
-    kernels.casts->add_cast[storage_index(to_type)][storage_index(from_type)](to, from, n);
-  } else if (to_type == DType::f64 && is_trainable(from_type)) {
-    cast_to_f64(static_cast<double*>(to), from, from_type, n, true);
-  } else if (from_type == DType::f64 && is_trainable(to_type)) {
-    cast_from_f64(to, to_type, static_cast<const double*>(from), n, true);
-  } else if (to_type == from_type) {
-    const void* const both[] = {to, from};
-    return reduce(to, both, 2, n, to_type, Op::sum, 1, kernels);
-  } else {
-    return no_conversion("add", to_type, from_type);
+Status add_cast(void* to, DType to_type, const void* from, DType from_type, size_t n, const Executor& on) {
+  const Converter add{to_type, from_type, true, on.kernels()};
+  if (add.is_possible()) {
+    add(to, from, n, on);
+    return {};
   }
-  return {};
+  if (to_type != from_type) return no_conversion("add", to_type, from_type);
+  const void* const both[] = {to, from};
+  return reduce(to, both, 2, n, to_type, Op::sum, 1, on);
 }
 
-Status reduce(void* to, const void* const* from, int nfrom, size_t n, DType type, Op op, double divisor, const Kernels& kernels) {
+Status reduce(void* to, const void* const* from, int nfrom, size_t n, DType type, Op op, double divisor, const Executor& on) {
   if (nfrom < 1) return invalid("nfrom is ", nfrom, "; a reduction takes at least 1 array");
   const bool adds = op == Op::sum || op == Op::avg;
   const bool integers = type == DType::i64 || type == DType::u8;
   if (divisor != 1 && (integers || !adds)) {
     return unsupported("divisor is ", divisor, "; it must be 1 for ", integers ? "integers" : "a maximum or minimum");
   }
-  const bool average = op == Op::avg, largest = op == Op::max;
-  if (average) divisor *= nfrom;
+  on.split(n, (static_cast<size_t>(nfrom) + 1) * size_of(type),
+           [&](size_t begin, size_t count) { reduce_part(to, from, nfrom, begin, count, type, op, divisor, on.kernels()); });
+  return {};
+}
+
+void reduce_part(void* to, const void* const* from, int nfrom, size_t begin, size_t n, DType type, Op op, double divisor,
+                 const Kernels& kernels) noexcept {
+  if (op == Op::avg) divisor *= nfrom;
   if (is_trainable(type)) {
     const ReduceTable& table = *kernels.reduces;
-    const ReduceFn* by_type = adds ? table.sum : largest ? table.max : table.min;
-    by_type[storage_index(type)](to, from, nfrom, n, static_cast<float>(divisor));
-  } else if (type == DType::f64) {
-    double* const out = static_cast<double*>(to);
-    adds ? sum_f64(out, from, nfrom, n, divisor) : pick_largest_or_smallest(out, from, nfrom, n, largest);
-  } else if (type == DType::i64) {
-    int64_t* const out = static_cast<int64_t*>(to);
-    adds ? sum_i64(out, from, nfrom, n, average) : pick_largest_or_smallest(out, from, nfrom, n, largest);
+    const ReduceFn* const by_type = op == Op::max ? table.max : op == Op::min ? table.min : table.sum;
+    by_type[storage_index(type)](to, from, nfrom, begin, n, static_cast<float>(divisor));
   } else {
-    uint8_t* const out = static_cast<uint8_t*>(to);
-    adds ? sum_u8(out, from, nfrom, n, average) : pick_largest_or_smallest(out, from, nfrom, n, largest);
+    reduce_plainly(to, from, nfrom, begin, n, type, op, divisor);
   }
+}
+
+Status round_with_feedback(void* to, const float* from, float* residual, size_t n, const Executor& on) {
+  on.split(n, sizeof(Bf16) + 3 * sizeof(float), [&](size_t begin, size_t count) {
+    on.kernels().casts->round_with_feedback(static_cast<Bf16*>(to) + begin, from + begin, residual + begin, count);
+  });
   return {};
 }
 
-Status round_with_feedback(void* to, const float* from, float* residual, size_t n, const Kernels& kernels) {
-  kernels.casts->round_with_feedback(static_cast<Bf16*>(to), from, residual, n);
-  return {};
-}
-
-Status sum_in_f32(float* to, const void* const* from, int nfrom, size_t n, DType type, float divisor, const Kernels& kernels) {
+Status sum_in_f32(float* to, const void* const* from, int nfrom, size_t n, DType type, float divisor, const Executor& on) {
   if (nfrom < 1) return invalid("nfrom is ", nfrom, "; a reduction takes at least 1 array");
   if (!is_trainable(type)) return not_trainable("a sum in f32", type);
-  kernels.reduces->sum_in_f32[storage_index(type)](to, from, nfrom, n, divisor);
+  on.split(n, static_cast<size_t>(nfrom) * size_of(type) + sizeof(float), [&](size_t begin, size_t count) {
+    on.kernels().reduces->sum_in_f32[storage_index(type)](to, from, nfrom, begin, count, divisor);
+  });
   return {};
 }
 
-Status square_sum(const void* data, DType type, size_t n, double* sum, double* nonfinite, const Kernels& kernels) {
+Status square_sum(const void* data, DType type, size_t n, double* sum, double* nonfinite, const Executor& on) {
   if (!is_trainable(type)) return not_trainable("a sum of squares", type);
-  const auto* const bytes = static_cast<const std::byte*>(data);
+  const SquareSumFn add_squares = on.kernels().steps->square_sum[storage_index(type)];
+  std::vector<double> blocks((n + kSquareBlock - 1) / kSquareBlock);
+  on.split(n, size_of(type), [&](size_t begin, size_t count) {
+    for (size_t at = begin; at < begin + count; at += kSquareBlock) {
+      double lanes[kSquareLanes] = {}, block = 0;
+      add_squares(forward(data, at, type), std::min<size_t>(kSquareBlock, begin + count - at), lanes);
+      for (const double lane : lanes) block += lane;
+      blocks[at / kSquareBlock] = block;
+    }
+  });
   double total = 0, run = 0;
-  for (size_t begin = 0; begin < n; begin += kSquareBlock) {
-    if (begin % (kSquareRun * kSquareBlock) == 0) total += std::exchange(run, 0);
-    double lanes[kSquareLanes] = {}, block = 0;
-    kernels.steps->square_sum[storage_index(type)](bytes + begin * size_of(type), std::min(kSquareBlock, n - begin), lanes);
-    for (const double lane : lanes) block += lane;
-    run += block;
+  for (size_t block = 0; block < blocks.size(); block++) {
+    if (block % kSquareRun == 0) total += std::exchange(run, 0);
+    run += blocks[block];
   }
   total += run;
   *sum += total;
@@ -204,43 +281,53 @@ Status square_sum(const void* data, DType type, size_t n, double* sum, double* n
   return {};
 }
 
-Status extremes(const void* data, DType type, size_t n, uint64_t* zeros, float* largest) {
+Status extremes(const void* data, DType type, size_t n, uint64_t* zeros, float* largest, const Executor& on) {
   if (!is_trainable(type)) return not_trainable("a search for extremes", type);
-  with_storage_type(type, [&](auto element) {
-    const auto* const elements = static_cast<const decltype(element)*>(data);
-    uint64_t found = 0;
-    uint32_t most = std::bit_cast<uint32_t>(*largest);
-    for (size_t i = 0; i < n; i++) {
-      const uint32_t magnitude = std::bit_cast<uint32_t>(to_f32(elements[i])) & 0x7fffffffU;  // ordered as the numbers are
-      found += magnitude == 0 ? 1 : 0;
-      most = std::max(most, magnitude <= 0x7f800000U ? magnitude : 0U);
-    }
-    *zeros += found;
-    *largest = std::bit_cast<float>(most);
+  std::atomic<uint64_t> all_zeros{0};
+  std::atomic<uint32_t> most{std::bit_cast<uint32_t>(*largest)};
+  on.split(n, size_of(type), [&](size_t begin, size_t count) {
+    with_storage_type(type, [&](auto element) {
+      const auto* const elements = static_cast<const decltype(element)*>(data) + begin;
+      uint64_t found = 0;
+      uint32_t here = 0;
+      for (size_t i = 0; i < count; i++) {
+        const uint32_t magnitude = std::bit_cast<uint32_t>(to_f32(elements[i])) & 0x7fffffffU;  // ordered as the numbers are
+        found += magnitude == 0 ? 1 : 0;
+        here = std::max(here, magnitude <= 0x7f800000U ? magnitude : 0U);
+      }
+      all_zeros += found;
+      raise(&most, here);
+    });
   });
+  *zeros += all_zeros;
+  *largest = std::bit_cast<float>(most.load());
   return {};
 }
 
-Status find_nonfinite(const void* data, DType type, size_t n, uint64_t first, uint64_t* found, const Kernels& kernels) {
+Status find_nonfinite(const void* data, DType type, size_t n, uint64_t first, uint64_t* found, const Executor& on) {
   if (!is_trainable(type)) return not_trainable("a search for what is not finite", type);
-  const size_t at = kernels.steps->first_nonfinite[storage_index(type)](data, n);
-  if (at == n) return {};
-  with_storage_type(type, [&](auto element) {
-    const float value = to_f32(static_cast<const decltype(element)*>(data)[at]);
-    *found = std::max(*found, finding_at(first, at, value));
+  std::atomic<uint64_t> most{*found};
+  on.split(n, size_of(type), [&](size_t begin, size_t count) {
+    const void* const piece = forward(data, begin, type);
+    const size_t at = on.kernels().steps->first_nonfinite[storage_index(type)](piece, count);
+    if (at == count) return;
+    with_storage_type(
+        type, [&](auto element) { raise(&most, finding_at(first, begin + at, to_f32(static_cast<const decltype(element)*>(piece)[at]))); });
   });
+  *found = most;
   return {};
 }
 
-Status scale(void* data, DType type, size_t n, float factor, const Kernels& kernels) {
+Status scale(void* data, DType type, size_t n, float factor, const Executor& on) {
   if (!is_trainable(type)) return not_trainable("scaling", type);
-  kernels.steps->scale[storage_index(type)](data, n, factor);
+  on.split(n, 2 * size_of(type),
+           [&](size_t begin, size_t count) { on.kernels().steps->scale[storage_index(type)](forward(data, begin, type), count, factor); });
   return {};
 }
 
-Status update(const Update& u, const Kernels& kernels) {
-  if (u.rule >= kernels.steps->rules)
-    return unsupported("update rule is ", u.rule, "; there are ", kernels.steps->rules, ", counted from 0");
+Status update(const Update& u, const Executor& on) {
+  const StepTable& steps = *on.kernels().steps;
+  if (u.rule >= steps.rules) return unsupported("update rule is ", u.rule, "; there are ", steps.rules, ", counted from 0");
   if (!is_trainable(u.grad_type)) return not_trainable("a gradient", u.grad_type);
   if (!is_trainable(u.param_type)) return not_trainable("a parameter", u.param_type);
   if (u.count == 0) return {};
@@ -248,12 +335,17 @@ Status update(const Update& u, const Kernels& kernels) {
   if (u.state_type != DType::f32 && u.state_type != DType::bf16)
     return unsupported("state is ", name_of(u.state_type), ", not f32 or bf16");
   if (u.scalars->skip != 0) return {};
-  if (is_widened(u)) {
-    update_in_blocks(u, kernels);
-  } else {
-    kernels.steps->updates[u.rule].of[storage_index(u.grad_type)][storage_index(u.param_type)](u);
-  }
-  if (u.param_type == DType::f32 && u.param != u.master && u.count > 0) std::memcpy(u.param, u.master, u.count * sizeof(float));
+  // It is only written, and so long that no cache would hold it: each line would be fetched first for nothing.
+  const bool past = u.count * size_of(u.param_type) >= kBeyondCaches;
+  on.split(u.count, bytes_moved(u), [&](size_t begin, size_t count) {
+    const Update part = part_of(u, begin, count);
+    if (is_widened(part)) {
+      update_in_blocks(part, on.kernels());
+    } else {
+      steps.updates[u.rule].of[storage_index(u.grad_type)][storage_index(u.param_type)](part, past);
+    }
+    if (u.param_type == DType::f32 && u.param != u.master) std::memcpy(part.param, part.master, count * sizeof(float));
+  });
   return {};
 }
 

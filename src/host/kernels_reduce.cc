@@ -126,13 +126,13 @@ void left_side_of(float* running, const void* const* from, int nfrom, size_t beg
 }
 
 template <class T, class Op, class To = T>
-void reduce(void* to_bytes, const void* const* from, int nfrom, size_t n, float divisor) {
+void reduce(void* to_bytes, const void* const* from, int nfrom, size_t begin, size_t n, float divisor) {
   To* const to = static_cast<To*>(to_bytes);
-  if (nfrom <= Op::ways) return few<To, T, Op, false, true>(to, nullptr, from, nfrom, 0, n, divisor);
+  if (nfrom <= Op::ways) return few<To, T, Op, false, true>(to + begin, nullptr, from, nfrom, begin, n, divisor);
   const int left = left_side(nfrom);
   alignas(64) float running[kBlock];
-  for (size_t begin = 0; begin < n; begin += kBlock) {
-    const size_t count = n - begin < kBlock ? n - begin : kBlock;
+  for (const size_t end = begin + n; begin < end; begin += kBlock) {
+    const size_t count = end - begin < kBlock ? end - begin : kBlock;
     left_side_of<T, Op>(running, from, left, begin, count);
     add_right_side<To, T, Op, true>(to + begin, running, from + left, nfrom - left, begin, count, divisor);
   }

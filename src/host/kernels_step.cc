@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "base/rules.h"
-#include "host/copy_past.h"
 #include "host/simd.h"
 #include "host/simd_targets.h"
 #include "hwy/cache_control.h"
@@ -175,13 +174,12 @@ struct UpdateLoop<Rule, Grad, Param, std::index_sequence<k...>> {
     for (; i < n; i++) at<false, float>(i, work, state...);
     if constexpr (past) hwy::FlushStream();
   }
-  static void update(const Update& u) {
+  static void update(const Update& u, bool past) {
     const Work work{
         Rule::constants(u.hyper, *u.steps), u.scalars->grad_factor, u.scalars->grad_limit, static_cast<const Grad*>(u.grad), u.master,
         static_cast<Param*>(u.param)};
     if constexpr (!std::is_same_v<Param, float>) {
-      // It is only written, and so long that no cache would hold it: each line would be fetched first for nothing.
-      if (u.count * sizeof(Param) >= kBeyondCaches) return run<true>(work, u.count, static_cast<StateType<Rule, k>*>(u.state[k])...);
+      if (past) return run<true>(work, u.count, static_cast<StateType<Rule, k>*>(u.state[k])...);
     }
     run<false>(work, u.count, static_cast<StateType<Rule, k>*>(u.state[k])...);
   }

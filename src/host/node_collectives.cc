@@ -43,10 +43,11 @@ DType type_of_sums(const Operation& op) {
 }
 
 // What the ranks of a node make of n elements: a sum that is neither divided nor rounded.
-Status add_up_partly(const Operation& op, std::byte* to, const std::vector<const void*>& from, size_t n) {
+Status add_up_partly(const Call& call, std::byte* to, const std::vector<const void*>& from, size_t n) {
+  const DType type = call.operation.type;
   const auto ways = static_cast<int>(from.size());
-  if (op.type == DType::f64) return reduce(to, from.data(), ways, n, op.type, Op::sum);
-  return sum_in_f32(reinterpret_cast<float*>(to), from.data(), ways, n, op.type, 1);
+  if (type == DType::f64) return reduce(to, from.data(), ways, n, type, Op::sum, 1, call.executor());
+  return sum_in_f32(reinterpret_cast<float*>(to), from.data(), ways, n, type, 1, call.executor());
 }
 
 // What becomes of the nodes' sums; the own one may be overwritten.
@@ -56,8 +57,8 @@ Status finish_sums(const Call& call, std::byte* to, const std::vector<const void
       op.op == Op::avg ? static_cast<double>(call.size()) * static_cast<double>(op.divisor) : static_cast<double>(op.divisor);
   const bool is_rounded = op.type != type_of_sums(op) && !call.arguments.to_f32;
   std::byte* const sum = is_rounded ? own : to;
-  Status added = reduce(sum, of_nodes.data(), static_cast<int>(of_nodes.size()), n, type_of_sums(op), Op::sum, divisor);
-  return added.ok() && is_rounded ? cast(to, op.type, sum, DType::f32, n) : added;
+  Status added = reduce(sum, of_nodes.data(), static_cast<int>(of_nodes.size()), n, type_of_sums(op), Op::sum, divisor, call.executor());
+  return added.ok() && is_rounded ? cast(to, op.type, sum, DType::f32, n, call.executor()) : added;
 }
 
 }  // namespace
@@ -82,7 +83,7 @@ Status reduce_scatter_by_node(const Call& call, const std::byte* from, std::byte
   const auto put = [&](std::byte* half, uint64_t turn) {
     const size_t bytes = slices.of(count, turn).count() * call.width();
     for (size_t rank = 0; rank < size; ++rank) {
-      if (rank % nodes.each != nodes.local) copy_past_caches(half + place(rank), own_array(rank, turn), bytes);
+      if (rank % nodes.each != nodes.local) copy_past_caches(half + place(rank), own_array(rank, turn), bytes, call.executor());
     }
   };
   // Of this node's arrays, for one rank.
@@ -92,7 +93,7 @@ Status reduce_scatter_by_node(const Call& call, const std::byte* from, std::byte
     for (size_t other = 0; other < nodes.each; ++other) {
       arrays.push_back(other == nodes.local ? own_array(rank, turn) : staging[nodes.beside(other)] + place(rank));
     }
-    return add_up_partly(op, sum, arrays, slices.of(count, turn).count());
+    return add_up_partly(call, sum, arrays, slices.of(count, turn).count());
   };
   const auto post = [&](const std::vector<std::byte*>& staging, uint64_t turn) -> Status {
     const size_t bytes = slices.of(count, turn).count() * sum_width;
@@ -126,7 +127,7 @@ Status all_gather_by_node(const Call& call, const std::byte* from, std::byte* to
   const auto place = [&](size_t node) { return slices.place(count * node, node); };
   const auto bytes_of = [&](uint64_t turn) { return slices.of(count, turn).count() * call.width(); };
   const auto put = [&](std::byte* half, uint64_t turn) {
-    copy_past_caches(half + place(nodes.own), from + slices.of(count, turn).begin * call.width(), bytes_of(turn));
+    copy_past_caches(half + place(nodes.own), from + slices.of(count, turn).begin * call.width(), bytes_of(turn), call.executor());
   };
   const auto post = [&](const std::vector<std::byte*>& staging, uint64_t turn) {
     std::byte* const half = staging[me];
@@ -161,7 +162,7 @@ Status broadcast_along_nodes(const Call& call, std::byte* data, size_t bytes, in
     return turn >= behind && turn - behind < slices.turns() ? slices.of(bytes, turn - behind) : Slices::Range{bytes, bytes};
   };
   const auto put = [&](std::byte* half, uint64_t turn) {
-    if (is_root) copy_past_caches(half, data + slice(turn).begin, slice(turn).count());
+    if (is_root) copy_past_caches(half, data + slice(turn).begin, slice(turn).count(), call.executor());
   };
   const std::byte* before = nullptr;  // this rank's half of the last turn
   const auto post = [&](const std::vector<std::byte*>& staging, uint64_t turn) -> Status {

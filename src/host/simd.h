@@ -37,14 +37,16 @@ using RoundFn = void (*)(Bf16* to, const float* from, float* residual, size_t n)
 using RandomFn = void (*)(uint32_t* first, uint32_t* second, uint64_t key, uint64_t counter, size_t n);
 // to[i] = bf16(from[i]), rounded by 16 bits of random[i], from `shift` on.
 using RoundWithFn = void (*)(Bf16* to, const float* from, const uint32_t* random, int shift, size_t n);
-// to[i] = (from[0][i] + from[1][i] + ...) / divisor, in the order of base/sum_order.h; the two that pick an element do not divide.
-using ReduceFn = void (*)(void* to, const void* const* from, int nfrom, size_t n, float divisor);
+// to[i] = (from[0][i] + from[1][i] + ...) / divisor for elements begin to begin + n, in the order of base/sum_order.h; the two that pick an
+// element do not divide.
+using ReduceFn = void (*)(void* to, const void* const* from, int nfrom, size_t begin, size_t n, float divisor);
 // Adds the square of element i to lanes[i % kSquareLanes].
 using SquareSumFn = void (*)(const void* data, size_t n, double* lanes);
 using ScaleFn = void (*)(void* data, size_t n, float factor);
 // The first element that is not finite; n if all are.
 using FindFn = size_t (*)(const void* data, size_t n);
-using UpdateFn = void (*)(const Update& update);
+// past: a parameter that is not its own master is written past the caches.
+using UpdateFn = void (*)(const Update& update, bool past);
 // All of the score but the target's.
 using ScoreFn = void (*)(const void* logits, size_t n, TokenScore* score);
 using GradientFn = void (*)(void* to, const void* logits, size_t n, const TokenGradient& gradient);

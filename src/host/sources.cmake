@@ -49,6 +49,7 @@ set(MEGADP_host_SOURCES
     staged_collectives.cc
     stream.cc
     sync.cc
+    thread_pool.cc
     transport.cc
     ucx_library.cc
     ucx_network.cc

@@ -54,10 +54,6 @@ std::vector<const void*>& sources(const Call& call, const std::vector<std::byte*
   return from;
 }
 
-void copy_bytes(void* to, const void* from, size_t bytes) {
-  if (to != from && bytes > 0) std::memcpy(to, from, bytes);
-}
-
 // After the barrier of a turn: the sums of n elements of everyone's half, in parts, each by one rank, in its own half; then all of them.
 Status share_out_sums(const Call& call, const std::vector<std::byte*>& staging, std::byte* to, size_t n) {
   const Operation& op = call.operation;
@@ -68,14 +64,15 @@ Status share_out_sums(const Call& call, const std::vector<std::byte*>& staging, 
   const size_t end = std::min(n, begin + part);
   if (begin < end) {
     std::byte* const sum = staging[static_cast<size_t>(call.rank())] + begin * call.width();
-    Status reduced = reduce(sum, sources(call, staging, begin * call.width()).data(), call.size(), end - begin, op.type, op.op, op.divisor);
+    Status reduced = reduce(sum, sources(call, staging, begin * call.width()).data(), call.size(), end - begin, op.type, op.op, op.divisor,
+                            call.executor());
     if (!reduced.ok()) return reduced;
   }
   Status met = call.barrier();
   if (!met.ok()) return met;
   for (size_t rank = 0; rank < size; ++rank) {
     const size_t offset = begin_of(rank) * call.width();
-    copy_bytes(to + offset, staging[rank] + offset, (begin_of(rank + 1) - begin_of(rank)) * call.width());
+    copy_bytes(to + offset, staging[rank] + offset, (begin_of(rank + 1) - begin_of(rank)) * call.width(), call.executor());
   }
   return {};
 }
@@ -92,7 +89,7 @@ Status scatter_in_turns(const Call& call, const Slices& slices, const std::byte*
     for (size_t rank = 0; rank < pieces.size(); ++rank) {
       const Part part = out(rank, turn);
       const uint64_t begin = pieces.begin(rank) + slices.of(pieces.count(rank), turn).begin;
-      copy_past_caches(half + part.offset, from + begin * slices.width(), part.bytes);
+      copy_past_caches(half + part.offset, from + begin * slices.width(), part.bytes, call.executor());
     }
   };
   const auto post = [&](const std::vector<std::byte*>& staging, uint64_t turn) {
@@ -108,7 +105,7 @@ Status all_reduce_whole(const Call& call, const std::byte* from, std::byte* to, 
   const Slices slices(call.width(), count, 1);
   const auto bytes_of = [&](uint64_t turn) { return slices.of(count, turn).count() * call.width(); };
   const auto put = [&](std::byte* half, uint64_t turn) {
-    copy_past_caches(half, from + slices.of(count, turn).begin * call.width(), bytes_of(turn));
+    copy_past_caches(half, from + slices.of(count, turn).begin * call.width(), bytes_of(turn), call.executor());
   };
   const auto post = [&](const std::vector<std::byte*>& staging, uint64_t turn) {
     const auto whole = [&](size_t) { return Part{0, bytes_of(turn)}; };
@@ -122,7 +119,7 @@ Status all_reduce_whole(const Call& call, const std::byte* from, std::byte* to, 
     if (n == 0) return {};
     std::vector<const void*>& parts = sources(call, staging, 0);
     parts[static_cast<size_t>(call.rank())] = from + range.begin * call.width();  // its copy may be in no cache
-    return reduce(at, parts.data(), call.size(), n, op.type, op.op, op.divisor);
+    return reduce(at, parts.data(), call.size(), n, op.type, op.op, op.divisor, call.executor());
   };
   return in_turns(call, slices, put, post, take);
 }
@@ -139,7 +136,7 @@ Status exchange_pieces(const Call& call, const std::byte* from, const Pieces& ou
     for (size_t rank = 0; rank < staging.size(); ++rank) {
       const Part part = in(rank, turn);
       const uint64_t begin = expected.begin(rank) + slices.of(expected.count(rank), turn).begin;
-      copy_bytes(to + begin * width, staging[rank] + part.offset, part.bytes);
+      copy_bytes(to + begin * width, staging[rank] + part.offset, part.bytes, call.executor());
     }
     return {};
   };
@@ -165,7 +162,7 @@ Status all_gather(const Call& call, const std::byte* from, std::byte* to, const 
   const auto me = static_cast<size_t>(call.rank());
   const auto part = [&](size_t rank, uint64_t turn) { return Part{0, slices.of(pieces.count(rank), turn).count() * width}; };
   const auto put = [&](std::byte* half, uint64_t turn) {
-    copy_past_caches(half, from + slices.of(pieces.count(me), turn).begin * width, part(me, turn).bytes);
+    copy_past_caches(half, from + slices.of(pieces.count(me), turn).begin * width, part(me, turn).bytes, call.executor());
   };
   const auto post = [&](const std::vector<std::byte*>& staging, uint64_t turn) {
     return call.group.post_parts(
@@ -174,7 +171,7 @@ Status all_gather(const Call& call, const std::byte* from, std::byte* to, const 
   const auto take = [&](const std::vector<std::byte*>& staging, uint64_t turn) -> Status {
     for (size_t rank = 0; rank < staging.size(); ++rank) {
       const uint64_t begin = pieces.begin(rank) + slices.of(pieces.count(rank), turn).begin;
-      copy_bytes(to + begin * width, staging[rank], part(rank, turn).bytes);
+      copy_bytes(to + begin * width, staging[rank], part(rank, turn).bytes, call.executor());
     }
     return {};
   };
@@ -278,14 +275,14 @@ Status staged_broadcast(const Call& call, std::byte* data, size_t bytes, int roo
   if (call.group.nodes() > 2 && slices.turns() > call.group.nodes()) return broadcast_along_nodes(call, data, bytes, root);
   const auto put = [&](std::byte* half, uint64_t turn) {
     const Slices::Range range = slices.of(bytes, turn);
-    if (is_root) copy_past_caches(half, data + range.begin, range.count());
+    if (is_root) copy_past_caches(half, data + range.begin, range.count(), call.executor());
   };
   const auto post = [&](const std::vector<std::byte*>& staging, uint64_t turn) {
     return call.group.post_from_root(root, staging, slices.of(bytes, turn).count());
   };
   const auto take = [&](const std::vector<std::byte*>& staging, uint64_t turn) -> Status {
     const Slices::Range range = slices.of(bytes, turn);
-    if (!is_root) copy_bytes(data + range.begin, staging[source], range.count());
+    if (!is_root) copy_bytes(data + range.begin, staging[source], range.count(), call.executor());
     return {};
   };
   return in_turns(call, slices, put, post, take);

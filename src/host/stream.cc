@@ -79,6 +79,7 @@ struct HostStream::State {
   Stop stop;
   std::string name;
   OnFailure on_failure;
+  std::shared_ptr<ThreadPool> pool;
   Status out_of_memory, destroyed;  // made beforehand, for when there is no memory to make them
 
   // Work may allocate, and what the standard library throws must not end the thread.
@@ -141,11 +142,12 @@ void HostStream::run(State& state) {
   }
 }
 
-Result<std::unique_ptr<HostStream>> HostStream::create(const char* name, OnFailure on_failure) {
+Result<std::unique_ptr<HostStream>> HostStream::create(const char* name, OnFailure on_failure, std::shared_ptr<ThreadPool> pool) {
   std::unique_ptr<HostStream> stream(new HostStream);
   auto state = std::make_shared<State>();
   state->name = name == nullptr ? "" : name;
   state->on_failure = std::move(on_failure);
+  state->pool = std::move(pool);
   state->out_of_memory = Status(Code::memory, text("out of memory in work of stream \"", state->name, "\""));
   state->destroyed = Status(Code::aborted, text("stream \"", state->name, "\" was destroyed before its work was done"));
   stream->pid_ = getpid();
@@ -207,6 +209,7 @@ bool HostStream::do_here(const Work& work) {
   if (!state.unfinished.compare_exchange_strong(none, kOne, std::memory_order_acquire, std::memory_order_relaxed)) return false;
   const Status status = [&] {
     const DefaultFloats floats;  // the same bits whatever the caller has set
+    const ThreadPool::CallerIdle idle(state.pool.get());
     return state.perform(work);
   }();
   if (!status.ok()) state.fail(status);
@@ -226,7 +229,7 @@ bool HostStream::idle() const {
 }
 
 Result<std::shared_ptr<Event>> HostStream::record(int notify_fd) {
-  auto event = std::make_shared<HostEvent>(notify_fd);
+  auto event = std::make_shared<HostEvent>(notify_fd, state_->pool);
   if (idle()) {  // everything has passed
     event->complete(state_->current_failure());
   } else if (Status pushed = push({nullptr, event, nullptr}); !pushed) {

@@ -27,6 +27,8 @@
 
 namespace megadp::host {
 
+class ThreadPool;
+
 // Says to a piece of work that its stream is being destroyed and when it must have given up.
 class Stop {
  public:
@@ -56,8 +58,8 @@ class HostStream final : public Stream {
   using OnFailure = std::function<void(const Status& why)>;
 
   // `name` is seen in debuggers and /proc; the system keeps its first 15 bytes. `on_failure` is called once, on the worker, when work has
-  // failed; not for work that is dropped because the stream is destroyed.
-  static Result<std::unique_ptr<HostStream>> create(const char* name, OnFailure on_failure = {});
+  // failed; not for work that is dropped because the stream is destroyed. `pool`: its work uses it; null: none does.
+  static Result<std::unique_ptr<HostStream>> create(const char* name, OnFailure on_failure = {}, std::shared_ptr<ThreadPool> pool = {});
   ~HostStream() override;
   HostStream(const HostStream&) = delete;
   HostStream& operator=(const HostStream&) = delete;

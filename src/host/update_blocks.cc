@@ -11,10 +11,9 @@ namespace {
 
 constexpr size_t kBlock = 1024;
 
-template <class T>
-T* forward(T* bytes, uint64_t elements, DType type) {
-  using Byte = std::conditional_t<std::is_const_v<T>, const std::byte, std::byte>;
-  return static_cast<Byte*>(bytes) + elements * size_of(type);
+DType state_type(const Update& u, size_t k) {
+  const DType type = rule(u.rule).state[k].type;
+  return type == DType::f32 ? u.state_type : type;
 }
 
 class Blocks {
@@ -31,30 +30,24 @@ class Blocks {
   }
 
  private:
-  bool is_widened(size_t k) const { return u_.state_type == DType::bf16 && rule_.state[k].type == DType::f32; }
+  bool is_widened(size_t k) const { return state_type(u_, k) != rule_.state[k].type; }
 
   void run(uint64_t begin, size_t n) {
     const CastFn widen = kernels_.casts->cast[storage_index(DType::f32)][storage_index(DType::bf16)];
-    Update part = u_;
-    part.count = n;
-    part.grad = forward(u_.grad, begin, u_.grad_type);
-    void* const param = forward(u_.param, begin, u_.param_type);
-    part.param = param;
+    Update part = part_of(u_, begin, n);
+    void* const param = part.param;
     if (u_.master == nullptr) {
       widen(master_, param, n);
       part.param = part.master = master_;
-    } else {
-      part.master = u_.master + begin;
     }
     void* narrow[kMostStates] = {};
     for (size_t k = 0; k < rule_.state.size(); k++) {
-      part.state[k] = forward(u_.state[k], begin, is_widened(k) ? DType::bf16 : rule_.state[k].type);
       if (!is_widened(k)) continue;
       narrow[k] = part.state[k];
       widen(state_[k], narrow[k], n);
       part.state[k] = state_[k];
     }
-    update_(part);
+    update_(part, false);
     if (draws_) draw(begin, n);
     if (u_.master == nullptr) round_with(param, master_, 0, n);
     for (size_t k = 0; k < rule_.state.size(); k++) {
@@ -94,6 +87,17 @@ class Blocks {
 };
 
 }  // namespace
+
+Update part_of(const Update& u, uint64_t begin, uint64_t count) {
+  Update part = u;
+  part.count = count;
+  part.grad = forward(u.grad, begin, u.grad_type);
+  if (u.master != nullptr) part.master = u.master + begin;
+  for (size_t k = 0; k < rule(u.rule).state.size(); k++) part.state[k] = forward(u.state[k], begin, state_type(u, k));
+  part.param = forward(u.param, begin, u.param_type);
+  part.random.begin += begin;
+  return part;
+}
 
 void update_in_blocks(const Update& u, const Kernels& kernels) {
   Blocks(u, kernels).run();

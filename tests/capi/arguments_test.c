@@ -108,8 +108,9 @@ static void comm_config(void** state) {
       {{.size = 2, .rank = 2}, MDP_E_INVALID, "config.rank is 2", 1},
       {{.size = 2, .rank = -1}, MDP_E_INVALID, "config.rank is -1", 1},
       {{.size = 1, .device = 1}, MDP_E_INVALID, "config.device is 1", 1},
-      {{.size = 1, .reserved = 4}, MDP_E_INVALID, "config.reserved is 4", 1},
-      {{.size = 1, .flags = 8}, MDP_E_INVALID, "config.flags is 8", 1},
+      {{.size = 1, .host_threads = -1}, MDP_E_INVALID, "config.host_threads is -1", 1},
+      {{.size = 1, .host_threads = 1 << 20}, MDP_E_INVALID, "config.host_threads is 1048576", 1},
+      {{.size = 1, .flags = 16}, MDP_E_INVALID, "config.flags is 16", 1},
       {{.rank = 1}, MDP_E_INVALID, "config.rank is 1", 0},
       {{.size = -1}, MDP_E_INVALID, "config.size is -1", 0},
       {{.size = 2}, MDP_E_INVALID, "config.size is 2", 0}, /* the environment says 1 */

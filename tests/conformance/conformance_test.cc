@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// conformance_test BACKEND RANKS [CASE…]: runs the suite on a backend (host; cuda; cuda-standin, see tests/cuda/standin.h) with ranks as
-// threads on the test World ("test-world", or "test-hosts" for two nodes), or as threads ("threads") or processes ("processes") on the real
-// World. Cases are named by the start of their names; --ranks=1,2 leaves out all other numbers of ranks, and another --ranks= says with
-// which to run the cases that have none of these.
+// conformance_test BACKEND RANKS [CASE…]: runs the suite on a backend (host, host-2-threads or host-3-threads; cuda; cuda-standin, see
+// tests/cuda/standin.h) with ranks as threads on the test World ("test-world", or "test-hosts" for two nodes), or as threads ("threads") or
+// processes ("processes") on the real World. Cases are named by the start of their names; --ranks=1,2 leaves out all other numbers of
+// ranks, and another --ranks= says with which to run the cases that have none of these.
 #include <algorithm>
 #include <cstring>
 #include <iostream>
@@ -10,6 +10,7 @@
 
 #include "api/backends.h"
 #include "cuda/backend.h"
+#include "host/backend.h"
 #include "standin.h"
 #include "suite.h"
 
@@ -62,6 +63,12 @@ Result<std::shared_ptr<Backend>> open_kind(std::shared_ptr<World> world) {
   return open_backend({.kind = kind, .exact_sums = true}, std::move(world));
 }
 
+// Pieces as small as they may be: nearly all that these cases move is done by several threads.
+template <int threads>
+Result<std::shared_ptr<Backend>> open_with_threads(std::shared_ptr<World> world) {
+  return host::HostBackend::open(std::move(world), {.threads = threads, .threads_always = true, .piece_bytes = 1});
+}
+
 Result<std::shared_ptr<Backend>> open_standin(std::shared_ptr<World> world) {
   auto host = open_backend({.kind = BackendKind::host}, world);
   if (!host) return host.status();
@@ -88,6 +95,8 @@ std::vector<Skip> nccl_skips() {
 
 const std::vector<Driver>& drivers() {
   static const std::vector<Driver> all = {{"host", &open_kind<BackendKind::host>, {}},
+                                          {"host-2-threads", &open_with_threads<2>, {}},
+                                          {"host-3-threads", &open_with_threads<3>, {}},
                                           {"cuda", &open_kind<BackendKind::cuda>, nccl_skips()},
                                           {"cuda-standin", &open_standin, device_skips()}};
   return all;

@@ -51,7 +51,7 @@ struct Fixture {
   std::unique_ptr<Memory> memory;
 
   Fixture() {
-    auto host = host::HostBackend::open(world, host::TransportKind::automatic);
+    auto host = host::HostBackend::open(world);
     if (!check(host.ok(), "no host backend")) std::exit(finish());
     auto made = CudaBackend::open(listening(), world, *std::move(host), {.device = 0});
     if (!check(made.ok(), made.ok() ? "" : made.status().text())) std::exit(finish());

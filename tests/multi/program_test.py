@@ -377,8 +377,8 @@ class BenchStep(ProgramTest):
             for grad in ("f32", "bf16", "f16"):
                 with self.subTest(param=param, grad=grad):
                     figures = self.answer("bench", "step", "--numel", "10001", "--param-dtype", param, "--grad-dtype", grad, "--rounds", "5")
-                    self.assertEqual(list(figures), ["backend", "rule", "numel", "param_dtype", "grad_dtype", "rounds", "update", "square_sum", "copy",
-                                                     "update_to_copy", "square_sum_to_copy", "host_syncs"])
+                    self.assertEqual(list(figures), ["backend", "rule", "numel", "param_dtype", "grad_dtype", "rounds", "threads", "update", "square_sum",
+                                                     "copy", "update_to_copy", "square_sum_to_copy", "host_syncs"])
                     grad_bytes = 4 if grad == "f32" else 2
                     self.assertEqual(figures["update"]["bytes"], 10001 * (24 + grad_bytes + (0 if param == "f32" else 2)))
                     self.assertEqual(figures["square_sum"]["bytes"], 10001 * grad_bytes)
@@ -391,6 +391,11 @@ class BenchStep(ProgramTest):
     def test_sizes_around_what_is_compared_at_a_time(self):
         for numel in ("1", "1048576", "1048577"):
             self.assertEqual(self.answer("bench", "step", "--numel", numel, "--rounds", "5", "--param-dtype", "bf16")["numel"], int(numel))
+
+    def test_threads(self):
+        for threads in range(1 + len(os.sched_getaffinity(0))):
+            self.assertEqual(self.answer("bench", "step", "--numel", "3000000", "--rounds", "5", "--threads", str(threads))["threads"], threads)
+        self.refused("bench", "step", "--threads", str(1 + len(os.sched_getaffinity(0))), words="--threads")
 
     def test_for_a_person(self):
         done = megadp("bench", "step", "--numel", "5000", "--rounds", "5")

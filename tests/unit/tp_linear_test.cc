@@ -540,8 +540,7 @@ void check_sizes_of_chunks() {
 int main() {
   check_sizes_of_chunks();
   for (int size = 1; size <= 4; ++size) {
-    const Setting setting{
-        .open = [](std::shared_ptr<World> world) { return host::HostBackend::open(std::move(world), host::TransportKind::automatic); }};
+    const Setting setting{.open = [](std::shared_ptr<World> world) { return host::HostBackend::open(std::move(world)); }};
     const Outcome outcome = run_ranks(setting, size, take_part);
     for (const std::string& finding : outcome.findings) check(false, text("of ", size, ": ", finding));
     check(outcome.checks > 1000, text(size, " ranks made ", outcome.checks, " checks"));

@@ -4,8 +4,8 @@
 const BACKENDS = Dict(:auto => Raw.MDP_BACKEND_AUTO, :host => Raw.MDP_BACKEND_HOST, :cuda => Raw.MDP_BACKEND_CUDA)
 
 """
-    Comm(; backend = :auto, device = nothing, timeout = nothing, exact_sums = false, sockets = false, id = nothing, bootstrap = nothing,
-         rank = 0, size = 0)
+    Comm(; backend = :auto, device = nothing, timeout = nothing, exact_sums = false, sockets = false, host_threads = 0, threads_always = false,
+         id = nothing, bootstrap = nothing, rank = 0, size = 0)
     Comm(body; ...)
 
 Joins the ranks of this job into one communicator, the world. Without `id`, rank, number of ranks and where to meet come from the launcher
@@ -16,7 +16,8 @@ own, and may block; at the timeout it is left to itself. What it carries holds a
 
 `backend` is `:auto`, `:host` or `:cuda`; `device` the CUDA device (`nothing`: by the rank's number on its node); `timeout`, in seconds, how
 long any collective waits for another rank (`nothing`: five minutes); `exact_sums` makes CUDA add up as the CPU does; with `sockets`, alike on
-all ranks, data of the host goes between nodes over sockets on which both sides prove that they know the job's secret, and not over UCX.
+all ranks, data of the host goes between nodes over sockets on which both sides prove that they know the job's secret, and not over UCX. `host_threads` (0:
+a share of the processors) work on a long array of the host together, while the program waits; with `threads_always` also while it computes.
 Given a `body`, calls it with the communicator, closes that in the end and returns what `body` does.
 
 Collective over the job; blocking, for at most the timeout. One communicator, and all that is made from it, is for
@@ -29,13 +30,13 @@ end
 @handle Comm mdp_comm
 destroy(::Comm, pointer::UInt) = Raw.mdp_comm_destroy(Ptr{Raw.mdp_comm}(pointer))
 
-function comm_config(; backend = :auto, device = nothing, timeout = nothing, exact_sums = false, sockets = false, rank = 0, size = 0,
-                     bootstrap = C_NULL)
+function comm_config(; backend = :auto, device = nothing, timeout = nothing, exact_sums = false, sockets = false, host_threads = 0,
+                     threads_always = false, rank = 0, size = 0, bootstrap = C_NULL)
     timeout === nothing || timeout > 0 || throw(invalid("timeout is $timeout; it is in seconds and more than 0"))
     flags = (device === nothing ? 0 : Raw.MDP_COMM_SET_DEVICE) | (exact_sums ? Raw.MDP_COMM_EXACT_SUMS : 0) |
-            (sockets ? Raw.MDP_COMM_SOCKETS : 0)
+            (sockets ? Raw.MDP_COMM_SOCKETS : 0) | (threads_always ? Raw.MDP_COMM_THREADS_ALWAYS : 0)
     return Raw.mdp_comm_config(; backend = choose(BACKENDS, "backend", backend), rank = rank, size = size, device = something(device, 0),
-                               flags = flags, timeout_ns = timeout === nothing ? 0 : ceil(UInt64, timeout * 1e9), bootstrap = bootstrap,
+                               host_threads = host_threads, flags = flags, timeout_ns = timeout === nothing ? 0 : ceil(UInt64, timeout * 1e9), bootstrap = bootstrap,
                                interrupted = @cfunction(Raw.interrupted, Int32, (Ptr{Cvoid},)))
 end
 

@@ -55,15 +55,15 @@ struct mdp_comm_config
     rank::Int32
     size::Int32
     device::Int32
-    reserved::Int32
+    host_threads::Int32
     timeout_ns::UInt64
     flags::UInt64
     bootstrap::Ptr{mdp_bootstrap}
     interrupted::Ptr{Cvoid}
     interrupted_context::Ptr{Cvoid}
 end
-mdp_comm_config(; backend = 0, rank = 0, size = 0, device = 0, reserved = 0, timeout_ns = 0, flags = 0, bootstrap = C_NULL, interrupted = C_NULL, interrupted_context = C_NULL) =
-    mdp_comm_config(sizeof(mdp_comm_config), backend, rank, size, device, reserved, timeout_ns, flags, bootstrap, interrupted, interrupted_context)
+mdp_comm_config(; backend = 0, rank = 0, size = 0, device = 0, host_threads = 0, timeout_ns = 0, flags = 0, bootstrap = C_NULL, interrupted = C_NULL, interrupted_context = C_NULL) =
+    mdp_comm_config(sizeof(mdp_comm_config), backend, rank, size, device, host_threads, timeout_ns, flags, bootstrap, interrupted, interrupted_context)
 
 struct mdp_grid_config
     struct_size::UInt32
@@ -396,6 +396,7 @@ const MDP_OP_MIN = UInt32(3)
 const MDP_COMM_SET_DEVICE = Int(1)
 const MDP_COMM_EXACT_SUMS = Int(2)
 const MDP_COMM_SOCKETS = Int(4)
+const MDP_COMM_THREADS_ALWAYS = Int(8)
 
 const MDP_AXIS_TP = Int(1)
 const MDP_AXIS_CP = Int(2)

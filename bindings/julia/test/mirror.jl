@@ -22,7 +22,7 @@ testcase("constants have the values of abi.json") do
 end
 
 testcase("every flag of a communicator and a buffer can be given") do
-    for (prefix, config, options) in (("MDP_COMM_", MegaDP.comm_config, (device = 0, exact_sums = true, sockets = true)),
+    for (prefix, config, options) in (("MDP_COMM_", MegaDP.comm_config, (device = 0, exact_sums = true, sockets = true, threads_always = true)),
                                       ("MDP_BUFFER_", MegaDP.buffer_config, (overlap = false, high_bandwidth_padding = true,
                                                                              reference_buckets = true, ignore_memory = true, error_feedback = true,
                                                                              check_finite = true, check_large = true)))
@@ -31,6 +31,12 @@ testcase("every flag of a communicator and a buffer can be given") do
         @test config(; options...).flags == reduce(|, flags)
         @test all(name -> config(; (name => options[name],)...).flags in flags, keys(options))
     end
+end
+
+testcase("a communicator's threads can be given") do
+    @test MegaDP.comm_config(; host_threads = 3).host_threads == 3
+    problem = caught(() -> Comm(; host_threads = -1))
+    @test problem.kind == :INVALID && occursin("host_threads is -1", problem.text)
 end
 
 testcase("every field of a buffer's configuration can be given") do

@@ -42,8 +42,9 @@ class Options(unittest.TestCase):
     def test_comm(self):
         self.check(given(_comm, "mdp_comm_config", lambda: megadp.Comm(megadp.unique_id(), 1, 1, backend="host", device=1, timeout=1.0,
                                                                        exact_sums=True, sockets=True,
+                                                                       host_threads=1, threads_always=True,
                                                                        bootstrap=lambda mine: [mine])), "MDP_COMM_")
-        with megadp.Comm(sockets=True, exact_sums=True, backend="host") as comm:
+        with megadp.Comm(sockets=True, exact_sums=True, threads_always=True, backend="host") as comm:
             self.assertEqual(comm.size, 1)
 
     def test_buffer(self):

@@ -24,16 +24,19 @@ var (
 
 // CommOptions are all defaults where they are zero. Rank and Size are for use with an ID; the launcher knows them otherwise.
 type CommOptions struct {
-	CUDA      bool          // instead of what the library chooses
-	Host      bool          // the CPU backend, also where there are GPUs
-	ID        string        // of UniqueID; empty: the launcher's environment says who the ranks are
-	Rank      int           // this rank, with an ID
-	Size      int           // how many ranks, with an ID
-	Device    int           // with CUDA, and SetDevice
-	SetDevice bool          // Device is meant literally, also 0
-	ExactSums bool          // with CUDA: the host's order of summation, and so its bits
-	Sockets   bool          // data of the host goes between nodes over sockets that know the job's secret, not over UCX; on all ranks
-	Timeout   time.Duration // how long any collective waits for another rank; 0: five minutes
+	CUDA      bool   // instead of what the library chooses
+	Host      bool   // the CPU backend, also where there are GPUs
+	ID        string // of UniqueID; empty: the launcher's environment says who the ranks are
+	Rank      int    // this rank, with an ID
+	Size      int    // how many ranks, with an ID
+	Device    int    // with CUDA, and SetDevice
+	SetDevice bool   // Device is meant literally, also 0
+	ExactSums bool   // with CUDA: the host's order of summation, and so its bits
+	Sockets   bool   // data of the host goes between nodes over sockets that know the job's secret, not over UCX; on all ranks
+	// HostThreads is how many threads work on a long array of the host together, while the program waits; 0: a share of the processors.
+	HostThreads   int
+	ThreadsAlways bool          // also while the program computes
+	Timeout       time.Duration // how long any collective waits for another rank; 0: five minutes
 }
 
 // Comm is this rank in one ordered group of ranks. One goroutine at a time may use it and what is made from it; Abort, Lost and Close may
@@ -71,6 +74,8 @@ func (o CommOptions) raw() shim.CommOptions {
 	}
 	raw.SetExact_sums(o.ExactSums)
 	raw.SetSockets(o.Sockets)
+	raw.SetHost_threads(o.HostThreads)
+	raw.SetThreads_always(o.ThreadsAlways)
 	raw.SetTimeout_seconds(o.Timeout.Seconds())
 	return raw
 }

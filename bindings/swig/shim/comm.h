@@ -28,6 +28,8 @@ struct CommOptions {
   bool set_device = false;
   bool exact_sums = false;       ///< with CUDA: the host's order of summation, and so its bits
   bool sockets = false;          ///< between nodes over sockets that know the job's secret, not over UCX; the same on all ranks
+  int host_threads = 0;          ///< how many work on a long array of the host together; 0: a share of the processors
+  bool threads_always = false;   ///< also while the program computes, and not only while it waits
   double timeout_seconds = 0.0;  ///< how long any collective waits for another rank; 0: five minutes
 
 #ifndef SWIG
@@ -43,7 +45,9 @@ struct CommOptions {
     config->size = size;
     config->device = device;
     config->timeout_ns = static_cast<uint64_t>(std::ceil(timeout_seconds * 1e9));
-    config->flags = (set_device ? MDP_COMM_SET_DEVICE : 0) | (exact_sums ? MDP_COMM_EXACT_SUMS : 0) | (sockets ? MDP_COMM_SOCKETS : 0);
+    config->host_threads = host_threads;
+    config->flags = (set_device ? MDP_COMM_SET_DEVICE : 0) | (exact_sums ? MDP_COMM_EXACT_SUMS : 0) | (sockets ? MDP_COMM_SOCKETS : 0) |
+                    (threads_always ? MDP_COMM_THREADS_ALWAYS : 0);
     config->interrupted = interrupted_in_language();
     return true;
   }

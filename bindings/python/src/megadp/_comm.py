@@ -28,6 +28,8 @@ class CommOptions(TypedDict, total=False):
     timeout: Optional[float]
     exact_sums: bool
     sockets: bool
+    host_threads: int
+    threads_always: bool
 
 
 def choice(value: Any, argument: str, among: Mapping[Any, int]) -> int:
@@ -106,7 +108,8 @@ class Comm(Closable):
 
     backend: "auto", "host" or "cuda". device: with CUDA, which of the devices that this process sees (None: by local rank). exact_sums:
     on CUDA, sums in the order and precision of the host. sockets: data of the host goes between nodes over sockets on which both sides
-    prove that they know the job's secret, and not over UCX; alike on all ranks. rank, size: this rank's number and how many there are.
+    prove that they know the job's secret, and not over UCX; alike on all ranks. host_threads (0: a share of the processors) work on a long
+    array of the host together, while the program waits; with threads_always also while it computes. rank, size: this rank's number and how many there are.
     Raises MegaDPError: INVALID, UNSUPPORTED (backend), TIMEOUT (names the ranks that did not come), PEER, DESYNC, STATE, SYSTEM, MEMORY.
     """
 
@@ -115,7 +118,7 @@ class Comm(Closable):
 
     def __init__(self, id: Optional[bytes] = None, rank: Optional[int] = None, size: Optional[int] = None, *, backend: Backend = "auto",
                  device: Optional[int] = None, timeout: Optional[float] = None, exact_sums: bool = False, sockets: bool = False,
-                 bootstrap: Optional[Gather] = None) -> None:
+                 host_threads: int = 0, threads_always: bool = False, bootstrap: Optional[Gather] = None) -> None:
         given = None
         if id is not None:
             if len(id) != ctypes.sizeof(_raw.mdp_unique_id):
@@ -126,11 +129,11 @@ class Comm(Closable):
         if bootstrap is not None and (rank is None or size is None):
             raise invalid("with a bootstrap, rank and size must be given too")
         flags = ((_raw.MDP_COMM_SET_DEVICE if device is not None else 0) | (_raw.MDP_COMM_EXACT_SUMS if exact_sums else 0) |
-                 (_raw.MDP_COMM_SOCKETS if sockets else 0))
+                 (_raw.MDP_COMM_SOCKETS if sockets else 0) | (_raw.MDP_COMM_THREADS_ALWAYS if threads_always else 0))
         most = 2**31 - 1
         config = sized(_raw.mdp_comm_config, backend=choice(backend, "backend", BACKENDS), rank=whole(rank or 0, "rank", -1, most),
                        size=whole(size or 0, "size", 0, most), device=whole(device or 0, "device", -1, most),
-                       timeout_ns=nanoseconds(timeout, "timeout"), flags=flags, interrupted=interrupted)
+                       host_threads=whole(host_threads, "host_threads", -1, most), timeout_ns=nanoseconds(timeout, "timeout"), flags=flags, interrupted=interrupted)
 
         meeting = Bootstrap(bootstrap, size or 0) if bootstrap is not None else None
         if meeting is not None:

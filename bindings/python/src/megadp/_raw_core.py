@@ -71,7 +71,7 @@ class mdp_comm_config(ctypes.Structure):
         ("rank", ctypes.c_int32),
         ("size", ctypes.c_int32),
         ("device", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
+        ("host_threads", ctypes.c_int32),
         ("timeout_ns", ctypes.c_uint64),
         ("flags", ctypes.c_uint64),
         ("bootstrap", ctypes.POINTER(mdp_bootstrap)),

@@ -90,4 +90,4 @@ def tensor_parallel(comm: megadp.Comm, buffer: megadp.Buffer, x: npt.NDArray[np.
 
 def connect(id: bytes) -> None:
     megadp.Comm.from_id(id, 0, 2, backend="host", timeout=3)
-    megadp.Comm.from_environment(exact_sums=True, sockets=True, device=0)
+    megadp.Comm.from_environment(exact_sums=True, sockets=True, device=0, host_threads=1, threads_always=True)

@@ -40,7 +40,7 @@ pub struct mdp_comm_config {
     pub rank: i32,
     pub size: i32,
     pub device: i32,
-    pub reserved: i32,
+    pub host_threads: i32,
     pub timeout_ns: u64,
     pub flags: u64,
     pub bootstrap: *const mdp_bootstrap,

@@ -93,6 +93,7 @@ pub const MDP_OP_MIN: mdp_op = 3;
 pub const MDP_COMM_SET_DEVICE: u64 = 1;
 pub const MDP_COMM_EXACT_SUMS: u64 = 2;
 pub const MDP_COMM_SOCKETS: u64 = 4;
+pub const MDP_COMM_THREADS_ALWAYS: u64 = 8;
 
 pub const MDP_AXIS_TP: u32 = 1;
 pub const MDP_AXIS_CP: u32 = 2;

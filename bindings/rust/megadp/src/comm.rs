@@ -158,6 +158,19 @@ impl CommBuilder {
         self
     }
 
+    /// How many threads work on a long array of the host together, while the program waits inside the library. Unless said, this rank's share
+    /// of the processors. Results do not depend on it, and ranks may differ.
+    pub fn host_threads(mut self, threads: u16) -> Self {
+        self.raw.host_threads = i32::from(threads);
+        self
+    }
+
+    /// The threads of the host help also while the program computes.
+    pub fn threads_always(mut self) -> Self {
+        self.raw.flags |= sys::MDP_COMM_THREADS_ALWAYS;
+        self
+    }
+
     /// Joins. Collective over the ranks of the job; blocks, at most for the timeout.
     ///
     /// # Errors
@@ -417,6 +430,8 @@ mod tests {
         assert_eq!(builder.clone().device(0).raw.flags, sys::MDP_COMM_SET_DEVICE);
         assert_eq!(builder.clone().exact_sums().raw.flags, sys::MDP_COMM_EXACT_SUMS);
         assert_eq!(builder.clone().sockets().raw.flags, sys::MDP_COMM_SOCKETS);
-        assert_eq!(builder.exact_sums().sockets().connect().unwrap().size().unwrap(), 1);
+        assert_eq!(builder.clone().threads_always().raw.flags, sys::MDP_COMM_THREADS_ALWAYS);
+        assert_eq!(builder.clone().host_threads(u16::MAX).connect().unwrap_err().code, crate::Code::Invalid);
+        assert_eq!(builder.exact_sums().sockets().host_threads(1).connect().unwrap().size().unwrap(), 1);
     }
 }
