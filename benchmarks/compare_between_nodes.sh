@@ -6,55 +6,16 @@
 # usage: compare_between_nodes.sh [NODES [RANKS [MIB [MBIT [TURNS]]]]]     (2, 2 a node, 64, 2000, 3)     MEGADP, BETWEEN_NODES: the programs
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
-nodes=${1:-2} each=${2:-2} mib=${3:-64} mbit=${4:-2000} turns=${5:-3} rounds=3
+each=${2:-2} mib=${3:-64} mbit=${4:-2000} turns=${5:-3} rounds=3
 megadp=${MEGADP:-$here/../build/bin/megadp} ours=${BETWEEN_NODES:-$here/../build/bin/bench_between_nodes}
 compiler=$(command -v mpicc.openmpi || command -v mpicc || true)
 launcher=$(command -v mpirun.openmpi || command -v mpirun || true)
-work=$(mktemp -d)
-net=mdpb$$
+. "$here/nodes.sh"
+make_nodes "${1:-2}" "$mbit"
 
-clean() {
-  for ((i = 0; i < nodes; ++i)); do
-    ip netns pids "$net-$i" 2>/dev/null | xargs -r kill 2>/dev/null || true
-    ip netns del "$net-$i" 2>/dev/null || true
-  done
-  ip link del "$net" 2>/dev/null || true
-  rm -rf "$work"
-}
-trap clean EXIT
-ip link add "$net" type bridge
-ip link set "$net" up
-for ((i = 0; i < nodes; ++i)); do
-  ip netns add "$net-$i"
-  ip link add "$net.$i" type veth peer name eth0 netns "$net-$i"
-  ip link set "$net.$i" master "$net" up
-  ip -n "$net-$i" address add "10.77.0.$((i + 1))/24" dev eth0
-  ip -n "$net-$i" link set eth0 up
-  ip -n "$net-$i" link set lo up
-  cable=(root tbf rate "${mbit}mbit" burst 256kb latency 50ms)
-  ip netns exec "$net-$i" tc qdisc add dev eth0 "${cable[@]}"
-  tc qdisc add dev "$net.$i" "${cable[@]}"
-done
-
-# node I COMMAND...: as on a machine of its own.
-node() {
-  local i=$1
-  shift
-  ip netns exec "$net-$i" unshare --uts bash -c "hostname node$i; exec \"\$@\"" - "$@"
-}
-
-head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n' >"$work/secret"
-chmod 600 "$work/secret"
 by_us() {
-  local others=() i
-  for ((i = nodes - 1; i >= 0; --i)); do
-    node "$i" "$megadp" run -n "$each" --nranks $((each * nodes)) --first-rank $((i * each)) --root 10.77.0.1:2222 --secret-file "$work/secret" \
-      --no-prefix "$ours" "$mib" "$rounds" >>"$work/out.$i" &
-    others+=($!)
-  done
-  for i in "${others[@]}"; do wait "$i"; done
+  start_ranks "$each" "$ours" "$mib" "$rounds"
   sed 's/^/megadp /' "$work/out.0" >>"$work/lines"
-  rm -f "$work"/out.*
 }
 
 # OpenMPI starts its daemons by a remote shell, which is this.
