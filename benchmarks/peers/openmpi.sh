@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Times one collective by OpenMPI and prints a line of JSON like that of `megadp bench collectives --json`.
 # usage: openmpi.sh reduce_scatter|all_reduce|all_gather [RANKS [MIB [ROUNDS]]]      (2, 64, 20)
+# With `sweep` in place of ROUNDS a line for every size from 8 bytes to MIB, as those of `megadp bench collectives --sweep --json`.
 # Exit status 77 where there is no OpenMPI with its compiler wrapper.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)

@@ -1,15 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The collectives that `megadp bench collectives` times, by MPI: the same sizes, the same way of counting (a round is its slowest rank).
- * Started by openmpi.sh. Usage: openmpi_collectives OP BYTES ROUNDS; BYTES is the full buffer of each rank, in f32. */
+ * Started by openmpi.sh. Usage: openmpi_collectives OP BYTES ROUNDS; BYTES is the full buffer of each rank, in f32. With `sweep` in place
+ * of ROUNDS all sizes from 8 bytes to BYTES, as `megadp bench collectives --sweep` times them: the mean of calls one after another. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum {
-  WARM_UPS = 3
+  WARM_UPS = 3,
+  FEWEST_CALLS = 3, /* of a sweep, and the rest of it: as the library's */
+  MOST_CALLS = 5000,
+  LEAST_BYTES = 8
 };
+static const double kSizeUs = 200000;
 
 typedef struct {
   const char* op;
@@ -71,9 +76,51 @@ static int measure(const Bench* b, int rounds) {
   return 0;
 }
 
-static int run(Bench* b, long long bytes, int rounds) {
+/* Microseconds of a call, of the slowest rank. */
+static double time_calls(const Bench* b, int calls) {
+  double begin, mine, slowest;
+  int i;
+  MPI_Barrier(MPI_COMM_WORLD);
+  begin = MPI_Wtime();
+  for (i = 0; i < calls; ++i) collective(b);
+  mine = (MPI_Wtime() - begin) * 1e6 / calls;
+  MPI_Allreduce(&mine, &slowest, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+  return slowest;
+}
+
+/* Of memory that is there for BYTES already. */
+static int sweep(Bench* b, long long most) {
+  long long bytes;
+  int i, all_right = 1;
+  for (bytes = LEAST_BYTES; bytes <= most; bytes *= 2) {
+    const long long piece = bytes / (long long)sizeof(float) / b->ranks;
+    double first, fit, us;
+    int is_right;
+    b->piece = piece < 1 ? 1 : (int)piece;
+    for (i = 0; i < b->ranks; ++i) b->counts[i] = b->piece;
+    is_right = right(b);
+    all_right &= is_right;
+    first = time_calls(b, WARM_UPS);
+    fit = kSizeUs / (first > 1e-3 ? first : 1e-3);
+    us = time_calls(b, fit < FEWEST_CALLS ? FEWEST_CALLS : fit > MOST_CALLS ? MOST_CALLS : (int)fit);
+    if (b->rank == 0)
+      printf("{\"op\":\"%s\",\"dtype\":\"f32\",\"bytes\":%lld,\"us\":%.3f,\"right\":%s,\"peer\":\"openmpi\"}\n", b->op,
+             (long long)sizeof(float) * b->piece * b->ranks, us, is_right ? "true" : "false");
+  }
+  return !all_right;
+}
+
+static int once(Bench* b, int rounds) {
+  int i;
+  for (i = 0; i < b->ranks; ++i) b->counts[i] = b->piece;
+  if (right(b)) return measure(b, rounds);
+  if (b->rank == 0) fprintf(stderr, "openmpi_collectives: %s gave wrong sums\n", b->op);
+  return 1;
+}
+
+static int run(Bench* b, long long bytes, int rounds, int all_sizes) {
   const long long piece = bytes / (long long)sizeof(float) / b->ranks;
-  int i, failed = 1;
+  int failed = 1;
   if (piece < 1 || piece * b->ranks > 0x7fffffff || rounds < 1) {
     if (b->rank == 0)
       fprintf(stderr, "openmpi_collectives: %lld bytes in %d rounds is not between 1 element a rank and 2^31 elements\n", bytes, rounds);
@@ -83,13 +130,7 @@ static int run(Bench* b, long long bytes, int rounds) {
   b->full = malloc(sizeof(float) * (size_t)piece * (size_t)b->ranks);
   b->part = malloc(sizeof(float) * (size_t)piece);
   b->counts = malloc(sizeof(int) * (size_t)b->ranks);
-  if (b->full != NULL && b->part != NULL && b->counts != NULL) {
-    for (i = 0; i < b->ranks; ++i) b->counts[i] = b->piece;
-    if (right(b))
-      failed = measure(b, rounds);
-    else if (b->rank == 0)
-      fprintf(stderr, "openmpi_collectives: %s gave wrong sums\n", b->op);
-  }
+  if (b->full != NULL && b->part != NULL && b->counts != NULL) failed = all_sizes ? sweep(b, bytes) : once(b, rounds);
   free(b->full);
   free(b->part);
   free(b->counts);
@@ -103,10 +144,11 @@ int main(int argc, char** argv) {
   MPI_Comm_rank(MPI_COMM_WORLD, &b.rank);
   MPI_Comm_size(MPI_COMM_WORLD, &b.ranks);
   if (argc == 4 && (strcmp(argv[1], "reduce_scatter") == 0 || strcmp(argv[1], "all_reduce") == 0 || strcmp(argv[1], "all_gather") == 0)) {
+    const int all_sizes = strcmp(argv[3], "sweep") == 0;
     b.op = argv[1];
-    status = run(&b, atoll(argv[2]), atoi(argv[3]));
+    status = run(&b, atoll(argv[2]), all_sizes ? 1 : atoi(argv[3]), all_sizes);
   } else if (b.rank == 0) {
-    fprintf(stderr, "usage: openmpi_collectives reduce_scatter|all_reduce|all_gather BYTES ROUNDS\n");
+    fprintf(stderr, "usage: openmpi_collectives reduce_scatter|all_reduce|all_gather BYTES ROUNDS|sweep\n");
   }
   MPI_Finalize();
   if (fflush(stdout) != 0 || ferror(stdout)) {
