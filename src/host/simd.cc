@@ -2,6 +2,8 @@
 // Which SIMD targets this machine can run.
 #include "host/simd.h"
 
+#include <type_traits>
+
 #if defined(__aarch64__)
 #include <sys/auxv.h>
 #elif defined(__x86_64__) || defined(__i386__)
@@ -50,7 +52,12 @@ bool machine_runs(SimdTarget target) noexcept {
   return false;
 }
 
-std::vector<Kernels> find_kernels() {
+struct Found {  // without memory from the heap, so that nothing can fail
+  Kernels kernels[5];
+  size_t count = 0;
+};
+
+Found find_kernels() noexcept {
   struct Name {
     SimdTarget target;
     const char* name;
@@ -60,19 +67,21 @@ std::vector<Kernels> find_kernels() {
                                  {SimdTarget::avx2, "AVX2"},
                                  {SimdTarget::sse4, "SSE4"},
                                  {SimdTarget::baseline, "baseline"}};
-  std::vector<Kernels> found;
+  Found found{};
   for (const auto& [target, name] : best_first) {
     const Kernels kernels{target, name, cast_table(target), reduce_table(target), step_table(target), vocabulary_table(target)};
-    if (machine_runs(target) && kernels.casts && kernels.reduces && kernels.steps && kernels.vocabulary) found.push_back(kernels);
+    if (machine_runs(target) && kernels.casts && kernels.reduces && kernels.steps && kernels.vocabulary)
+      found.kernels[found.count++] = kernels;
   }
   return found;
 }
 
 }  // namespace
 
-const std::vector<Kernels>& all_kernels() {
-  static const auto& kernels = *new std::vector<Kernels>(find_kernels());  // streams may compute on while the process exits
-  return kernels;
+std::span<const Kernels> all_kernels() noexcept {
+  static const Found found = find_kernels();
+  static_assert(std::is_trivially_destructible_v<Found>);  // streams may compute on while the process exits
+  return {found.kernels, found.count};
 }
 
 }  // namespace megadp::host

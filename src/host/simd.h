@@ -5,8 +5,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string_view>
-#include <vector>
 
 #include "base/math.h"
 #include "base/update.h"
@@ -93,8 +93,8 @@ struct Kernels {
 };
 
 // All that this build has code for and this machine can run, best first; never empty.
-const std::vector<Kernels>& all_kernels();
-inline const Kernels& best_kernels() {
+std::span<const Kernels> all_kernels() noexcept;
+inline const Kernels& best_kernels() noexcept {
   return all_kernels().front();
 }
 
