@@ -2,6 +2,7 @@
 #include "base/thread.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cfenv>
 #include <memory>
 #include <thread>
@@ -45,7 +46,9 @@ Result<pthread_t> start_thread(const std::string& name, std::function<void()> bo
   auto start = std::make_unique<Start>(Start{name.substr(0, 15), std::move(body)});
   const SignalsBlocked blocked;
   pthread_t thread{};
-  const int error = pthread_create(&thread, nullptr, &run, start.get());
+  errno = 0;
+  int error = pthread_create(&thread, nullptr, &run, start.get());
+  if (error == EAGAIN && errno == ENOMEM) error = ENOMEM;  // glibc says of too little memory what it says of too many threads
   if (error != 0) return system_error(text("cannot start the thread \"", name, "\""), error);
   [[maybe_unused]] const auto* const taken_by_the_thread = start.release();
   return thread;

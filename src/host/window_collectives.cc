@@ -116,7 +116,7 @@ Status window_all_reduce(const Call& call, const SharedMemory& window) {
   if (!met.ok()) return met;
   const Operation& op = call.operation;
   const std::vector<const void*>& from = everyones(call, window, 0);
-  if (Status possible = add_up(call, own, from, 0); !possible) return possible;
+  if (Status possible = add_up(call, own, from, 0); !possible) return possible;  // pieces cannot fail
   const Share share = even_share(call);
   const size_t block = kBlockBytes / call.width(), moved = 2 * call.width() * static_cast<size_t>(call.size());
   const auto reduce_piece = [&](size_t begin, size_t count) {
