@@ -182,8 +182,6 @@ void check_statuses(const Case& tried) {
   if ((its == MDP_OK) != (other == MDP_OK) && (shared->usable[0] || shared->usable[1])) say("one rank only has failed, and they go on");
   if (other == MDP_E_TIMEOUT) say("the other rank has waited for its timeout");
   if (its == MDP_OK) return;
-  // The system says of a thread without memory that there are too many.
-  if (std::strstr(shared->sentence[tried.rank], "cannot start the thread") != nullptr) return;
   if (shared->fired == 0) say("it failed without a reason");
   if (its != MDP_E_MEMORY) say("the rank without memory says something else");
   if (other == MDP_OK || tried.fails == Fails::all_after) return;  // of which the end may be all that can be told
