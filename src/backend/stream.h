@@ -21,6 +21,8 @@ class Event {
   virtual Status status() const = 0;
   // Code::pending at the deadline, or if the caller is interrupted (control/interrupt.h); otherwise status(). From any thread.
   virtual Status wait(Deadline deadline) = 0;
+  // The same on a stream's thread, in its work: while backward computes, streams wait for one another though no caller waits.
+  virtual Status wait_in_stream(Deadline deadline) { return wait(deadline); }
   // status(), however long it takes, or interruption().
   Status await() {
     const Status reached = wait(Deadline::never());

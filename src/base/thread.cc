@@ -13,8 +13,6 @@
 namespace megadp {
 namespace {
 
-thread_local bool own = false;
-
 struct Start {
   std::string name;
   std::function<void()> body;
@@ -25,7 +23,6 @@ void* run(void* argument) {
   pthread_setname_np(pthread_self(), start->name.c_str());
   // A thread inherits how its creator rounds and whether it flushes what is subnormal, and results would depend on it.
   std::fesetenv(FE_DFL_ENV);
-  own = true;
   start->body();
   return nullptr;
 }
@@ -52,10 +49,6 @@ Result<pthread_t> start_thread(const std::string& name, std::function<void()> bo
   if (error != 0) return system_error(text("cannot start the thread \"", name, "\""), error);
   [[maybe_unused]] const auto* const taken_by_the_thread = start.release();
   return thread;
-}
-
-bool is_own_thread() noexcept {
-  return own;
 }
 
 int usable_processors() noexcept {

@@ -27,8 +27,6 @@ class SignalsBlocked {
 // Runs `body` on a new thread: without signals, rounding to nearest whatever its creator does, with the first 15 letters of `name` for
 // debuggers. Whoever starts it joins or detaches it. `body` must not throw.
 Result<pthread_t> start_thread(const std::string& name, std::function<void()> body);
-// Whether start_thread() has started the calling thread.
-bool is_own_thread() noexcept;
 
 // On which the calling thread may run, at least 1.
 int usable_processors() noexcept;

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "base/deadline.h"
-#include "base/thread.h"
 #include "control/interrupt.h"
 #include "host/futex.h"
 
@@ -20,7 +19,11 @@ Status HostEvent::status() const {
 
 Status HostEvent::wait(Deadline deadline) {
   if (done()) return status_;
-  const ThreadPool::CallerIdle idle(is_own_thread() ? nullptr : pool_.get());
+  const ThreadPool::CallerIdle idle(pool_.get());
+  return wait_in_stream(deadline);
+}
+
+Status HostEvent::wait_in_stream(Deadline deadline) {
   while (!done()) {
     const uint64_t left_ns = deadline.left_ns();
     if (left_ns == 0 || interrupted()) return {Code::pending, "the event was not reached before the wait ended"};

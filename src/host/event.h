@@ -20,6 +20,7 @@ class HostEvent final : public Event {
   bool done() const noexcept override { return done_.load(std::memory_order_acquire) != 0; }
   Status status() const override;
   Status wait(Deadline deadline) override;
+  Status wait_in_stream(Deadline deadline) override;
   uint64_t time_ns() const noexcept override { return time_ns_.load(std::memory_order_acquire); }
 
   // For the stream: the work before this point has finished (ok) or failed.

@@ -243,7 +243,7 @@ Status HostStream::wait_for(std::shared_ptr<Event> event) {
   if (event->done() && event->status().ok()) return {};
   return submit([event = std::move(event)](const Stop& stop) {
     for (;;) {
-      Status reached = event->wait(Deadline::after_ns(kWaitSliceNs));
+      Status reached = event->wait_in_stream(Deadline::after_ns(kWaitSliceNs));
       if (reached.code() != Code::pending) return reached;
       if (stop.passed()) return Status(Code::aborted, "a stream was destroyed before its work was done");
     }

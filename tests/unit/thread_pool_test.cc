@@ -19,10 +19,10 @@
 #include "backend/backend.h"
 #include "base/finding.h"
 #include "base/rules.h"
-#include "base/thread.h"
 #include "check.h"
 #include "host/event.h"
 #include "host/kernels.h"
+#include "host/stream.h"
 
 using namespace megadp;
 using namespace megadp::host;
@@ -94,31 +94,28 @@ void help_comes_when_the_caller_waits() {
   check(helped, "nobody helped");
 }
 
-// Who waits for an event lets them help; the library's own threads wait for each other's events without that.
+// Who waits for an event lets them help; streams wait for each other's events without that.
 void who_waits_for_an_event() {
   auto pool = std::make_shared<ThreadPool>(2, false);
-  const auto with_waiter = [&](bool own) {
+  const auto workers_while = [&](const auto& wait) {
     const auto event = std::make_shared<HostEvent>(-1, pool);
-    const auto wait = [event] { (void)event->wait(Deadline::after_ns(60'000'000'000)); };
-    size_t workers = 0;
-    if (own) {
-      auto started = start_thread("waits", wait);
-      check(started.ok(), "start_thread");
-      usleep(20'000);
-      workers = workers_on(*pool).size();
-      event->complete({});
-      pthread_join(*started, nullptr);
-    } else {
-      std::thread waiter(wait);
-      usleep(20'000);
-      workers = workers_on(*pool).size();
-      event->complete({});
-      waiter.join();
-    }
+    wait(event);
+    usleep(20'000);
+    const size_t workers = workers_on(*pool).size();
+    event->complete({});
     return workers;
   };
-  check_equal(with_waiter(false), size_t{2}, "threads at work while a thread of the caller's waits for an event");
-  check_equal(with_waiter(true), size_t{1}, "threads at work while one of the library's does");
+  std::thread waiter;
+  const size_t beside_caller = workers_while([&](const std::shared_ptr<HostEvent>& event) {
+    waiter = std::thread([event] { (void)event->wait(Deadline::after_ns(60'000'000'000)); });
+  });
+  waiter.join();
+  check_equal(beside_caller, size_t{2}, "threads at work while a thread of the caller's waits for an event");
+  auto stream = HostStream::create("waits", {}, pool);
+  check(stream.ok(), "HostStream::create");
+  const size_t beside_stream =
+      workers_while([&](const std::shared_ptr<HostEvent>& event) { check((*stream)->wait_for(event).ok(), "HostStream::wait_for"); });
+  check_equal(beside_stream, size_t{1}, "threads at work while a stream does");
 }
 
 void several_jobs_at_a_time() {
