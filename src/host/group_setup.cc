@@ -100,7 +100,7 @@ Status HostGroup::set_up() {
   // The others read what was just written only after all have written it.
   if (Status agreed = agree(*world_, members_, what, mine); !agreed.ok()) return agreed;
   if (spans_nodes()) {
-    auto transport = network_->connect(members_);
+    auto transport = network_->connect(members_, pool_);
     if (!transport.ok()) return transport.status();
     transport_ = *std::move(transport);
   }

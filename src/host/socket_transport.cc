@@ -416,7 +416,7 @@ class SocketNetwork final : public Network {
  public:
   SocketNetwork(std::shared_ptr<World> world, NodeAddresses nodes) : world_(std::move(world)), nodes_(std::move(nodes)) {}
 
-  Result<std::unique_ptr<Transport>> connect(const std::vector<int>& members) override {
+  Result<std::unique_ptr<Transport>> connect(const std::vector<int>& members, std::shared_ptr<const ThreadPool>) override {
     auto transport = std::make_unique<SocketTransport>(world_, members);
     auto places = exchange_findings(*world_, members, transport->listen(nodes_));
     if (!places.ok()) return places.status();

@@ -113,7 +113,11 @@ void ThreadPool::run(size_t count, size_t grain, Piece piece, const void* fn) {
   state.left.wait(lock, [&] { return job.inside == 0; });
 }
 
-ThreadPool::CallerIdle::CallerIdle(ThreadPool* pool) noexcept : pool_(pool != nullptr && pool->threads() > 1 ? pool : nullptr) {
+bool ThreadPool::may_help() const noexcept {
+  return state_->may_help();
+}
+
+ThreadPool::CallerIdle::CallerIdle(ThreadPool* pool) noexcept : pool_(pool) {
   if (pool_ == nullptr) return;
   State& state = *pool_->state_;
   state.waiting.fetch_add(1);

@@ -28,6 +28,8 @@ class ThreadPool {
 
   int threads() const noexcept { return threads_; }
   size_t piece_bytes() const noexcept { return piece_bytes_; }
+  // Whether a thread beside the caller's may take a processor that the caller could compute on.
+  bool may_help() const noexcept;
 
   // fn(begin, n) for pieces of `grain` elements, and what is left, that are together `count`: each once, on any thread, several at the same
   // time. Returns when all have ended. fn must neither fail nor throw. From any thread.

@@ -20,6 +20,7 @@
 #include "control/world.h"
 #include "host/operation.h"
 #include "host/stream.h"
+#include "host/thread_pool.h"
 
 namespace megadp::host {
 
@@ -81,7 +82,8 @@ class Network {
 
   // Collective over `members`, blocking. Connects this rank with every member on another node at once, so that a network that lets the
   // rendezvous pass but not the data is found out here and not in the middle of training.
-  virtual Result<std::unique_ptr<Transport>> connect(const std::vector<int>& members) = 0;
+  // pool: of this rank, which says whether a thread that waits may spin.
+  virtual Result<std::unique_ptr<Transport>> connect(const std::vector<int>& members, std::shared_ptr<const ThreadPool> pool) = 0;
 };
 
 // For Network::open. `nodes`: by number the network address of each, empty if it is not known.

@@ -21,7 +21,8 @@ class UcxNetwork final : public Network, public std::enable_shared_from_this<Ucx
 
   // Local.
   Status start(const NodeAddresses& nodes);
-  Result<std::unique_ptr<Transport>> connect(const std::vector<int>& members) override;  // in ucx_transport.cc
+  Result<std::unique_ptr<Transport>> connect(const std::vector<int>& members,
+                                             std::shared_ptr<const ThreadPool> pool) override;  // in ucx_transport.cc
 
   const UcxLibrary& ucx() const noexcept { return ucx_; }
   const std::shared_ptr<World>& world() const noexcept { return world_; }

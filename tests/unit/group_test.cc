@@ -45,7 +45,7 @@ class NoTransport final : public Transport {
 class NoNetwork final : public Network {
  public:
   explicit NoNetwork(std::shared_ptr<World> world) : world_(std::move(world)) {}
-  Result<std::unique_ptr<Transport>> connect(const std::vector<int>&) override {
+  Result<std::unique_ptr<Transport>> connect(const std::vector<int>&, std::shared_ptr<const ThreadPool>) override {
     connected += 1;
     return std::unique_ptr<Transport>(new NoTransport(world_));
   }

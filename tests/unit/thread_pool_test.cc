@@ -73,6 +73,18 @@ void help_is_for_waiting_callers() {
   check_equal(workers_on(eager).size(), size_t{3}, "threads at work always");
 }
 
+// Also where there are no other threads: who waits for a network asks this.
+void one_thread_knows_who_waits() {
+  ThreadPool pool(1, false);
+  check(!pool.may_help(), "may help while the caller computes");
+  {
+    const ThreadPool::CallerIdle idle(&pool);
+    check(pool.may_help(), "may not help while the caller waits");
+  }
+  check(!pool.may_help(), "may help after the caller has waited");
+  check(ThreadPool(1, true).may_help(), "may not help always");
+}
+
 // The work has begun when the caller begins to wait: the threads sleep, and are woken.
 void help_comes_when_the_caller_waits() {
   ThreadPool pool(2, false);
@@ -382,6 +394,7 @@ int main() {
 #endif
   each_piece_once();
   help_is_for_waiting_callers();
+  one_thread_knows_who_waits();
   help_comes_when_the_caller_waits();
   who_waits_for_an_event();
   several_jobs_at_a_time();
