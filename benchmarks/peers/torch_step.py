@@ -133,7 +133,9 @@ def run_as_rank(options):
         line = {"contender": options.contender, "torch": torch.__version__, "ms": slowest.item(), "losses": (losses / ranks).tolist()}
         print(json.dumps(line), flush=True)
     dist.destroy_process_group()
-    return 0
+    del model, optimizer
+    # Gloo's thread may still let go of the last tensors. If the interpreter is being finalized, it cannot have its lock, and aborts.
+    os._exit(0)
 
 
 def start(name, options):
@@ -152,7 +154,8 @@ def start(name, options):
     lines = [line for line in out.splitlines() if line.startswith("{")]
     if started.returncode == 0 and lines:
         return json.loads(lines[-1])
-    reasons = [line for line in err.splitlines() if line.startswith("skipped: ") or "Error: " in line]
+    reasons = [line for line in err.splitlines() if line.startswith("skipped: ") or ("Error: " in line and "ChildFailedError" not in line)]
+    reasons += [line for line in err.splitlines() if "(exitcode: " in line]
     return reasons[0].strip() if reasons else f"exit status {started.returncode}"
 
 
