@@ -17,7 +17,7 @@
 namespace megadp::host {
 namespace {
 
-// From here on, and with more than two ranks, the ranks share out the sums of a turn, at the price of a second barrier.
+// Inside a node, from here on and with more than two ranks, they share out the sums of a turn, at the price of a second barrier.
 constexpr size_t kSharedSumBytes = 32 << 10;
 // Between nodes, from here on, a sum crosses the network in two steps, in pieces, and not every rank's array to every other rank.
 constexpr size_t kSentWholeBytes = 4 << 10;
@@ -47,38 +47,27 @@ Pieces even(const Call& call, uint64_t count) {
   return {static_cast<size_t>(call.size()), count};
 }
 
-std::vector<const void*>& sources(const Call& call, const std::vector<std::byte*>& staging, size_t offset_bytes) {
+// own: this rank's array there; a copy of it, if there is one, is in no cache.
+std::vector<const void*>& sources(const Call& call, const std::vector<std::byte*>& staging, size_t offset_bytes, const std::byte* own) {
   std::vector<const void*>& from = call.group.pointers();
   from.clear();
   for (const std::byte* half : staging) from.push_back(half + offset_bytes);
+  from[static_cast<size_t>(call.rank())] = own;
   return from;
 }
 
-// After the barrier of a turn: the sums of n elements of everyone's half, in parts, each by one rank, in its own half; then all of them.
-Status share_out_sums(const Call& call, const std::vector<std::byte*>& staging, std::byte* to, size_t n) {
-  const Operation& op = call.operation;
-  const auto size = static_cast<size_t>(call.size());
-  const size_t part = round_up((n + size - 1) / size, kPartElements);
-  const auto begin_of = [&](size_t rank) { return std::min(n, part * rank); };
-  const size_t begin = begin_of(static_cast<size_t>(call.rank()));
-  const size_t end = std::min(n, begin + part);
-  if (begin < end) {
-    std::byte* const sum = staging[static_cast<size_t>(call.rank())] + begin * call.width();
-    Status reduced = reduce(sum, sources(call, staging, begin * call.width()).data(), call.size(), end - begin, op.type, op.op, op.divisor,
-                            call.executor());
-    if (!reduced.ok()) return reduced;
+// A slice for an array of `whole` bytes, or of it, in place.
+void give(const Call& call, std::byte* to, const std::byte* from, size_t bytes, size_t whole) {
+  if (to == from) return;
+  if (whole >= kBeyondCaches) {
+    copy_past_caches(to, from, bytes, call.executor());
+  } else {
+    copy_bytes(to, from, bytes, call.executor());
   }
-  Status met = call.barrier();
-  if (!met.ok()) return met;
-  for (size_t rank = 0; rank < size; ++rank) {
-    const size_t offset = begin_of(rank) * call.width();
-    copy_bytes(to + offset, staging[rank] + offset, (begin_of(rank + 1) - begin_of(rank)) * call.width(), call.executor());
-  }
-  return {};
 }
 
 // A slice of every piece goes to the rank that the piece is for; `in` says where this rank's own lies in the half of each rank, and how
-// long it is.
+// long it is. What it has for itself `take` takes from its own array.
 template <class In, class Take>
 Status scatter_in_turns(const Call& call, const Slices& slices, const std::byte* from, const Pieces& pieces, const In& in,
                         const Take& take) {
@@ -87,6 +76,7 @@ Status scatter_in_turns(const Call& call, const Slices& slices, const std::byte*
   };
   const auto put = [&](std::byte* half, uint64_t turn) {
     for (size_t rank = 0; rank < pieces.size(); ++rank) {
+      if (rank == static_cast<size_t>(call.rank())) continue;
       const Part part = out(rank, turn);
       const uint64_t begin = pieces.begin(rank) + slices.of(pieces.count(rank), turn).begin;
       copy_past_caches(half + part.offset, from + begin * slices.width(), part.bytes, call.executor());
@@ -114,14 +104,49 @@ Status all_reduce_whole(const Call& call, const std::byte* from, std::byte* to, 
   const auto take = [&](const std::vector<std::byte*>& staging, uint64_t turn) -> Status {
     const Slices::Range range = slices.of(count, turn);
     const size_t n = range.count();
-    std::byte* const at = to + range.begin * call.width();
-    if (call.size() > 2 && !call.group.spans_nodes() && n * call.width() >= kSharedSumBytes) return share_out_sums(call, staging, at, n);
     if (n == 0) return {};
-    std::vector<const void*>& parts = sources(call, staging, 0);
-    parts[static_cast<size_t>(call.rank())] = from + range.begin * call.width();  // its copy may be in no cache
-    return reduce(at, parts.data(), call.size(), n, op.type, op.op, op.divisor, call.executor());
+    const size_t at = range.begin * call.width();
+    return reduce(to + at, sources(call, staging, 0, from + at).data(), call.size(), n, op.type, op.op, op.divisor, call.executor());
   };
   return in_turns(call, slices, put, post, take);
+}
+
+// Inside a node: in each turn every rank adds up its part, and hands it to the others.
+Status all_reduce_in_parts(const Call& call, const std::byte* from, std::byte* to, size_t count) {
+  const Operation& op = call.operation;
+  const auto me = static_cast<size_t>(call.rank()), size = static_cast<size_t>(call.size());
+  const Slices slices(call.width(), count, 1);
+  // In bytes, of a half; and where the turn begins in the array.
+  const auto part = [&](size_t rank, uint64_t turn) {
+    const uint64_t n = slices.of(count, turn).count(), step = round_up(quotient_up(n, size), kPartElements);
+    const uint64_t begin = std::min(n, step * rank);
+    return Part{begin * call.width(), (std::min(n, begin + step) - begin) * call.width()};
+  };
+  const auto place = [&](uint64_t turn) { return slices.of(count, turn).begin * call.width(); };
+  const auto put = [&](std::byte* half, uint64_t turn) {
+    for (size_t rank = 0; rank < size; ++rank) {
+      const auto [offset, bytes] = part(rank, turn);
+      if (rank != me) copy_past_caches(half + offset, from + place(turn) + offset, bytes, call.executor());
+    }
+  };
+  const auto take = [&](const std::vector<std::byte*>& staging, uint64_t turn) -> Status {
+    const auto [own, own_bytes] = part(me, turn);
+    std::byte* const sum = to + place(turn) + own;
+    if (own_bytes > 0) {
+      const std::vector<const void*>& parts = sources(call, staging, own, from + place(turn) + own);
+      Status added = reduce(sum, parts.data(), call.size(), own_bytes / call.width(), op.type, op.op, op.divisor, call.executor());
+      if (!added.ok()) return added;
+      copy_past_caches(staging[me] + own, sum, own_bytes, call.executor());
+    }
+    if (Status met = call.barrier(); !met) return met;
+    for (size_t rank = 0; rank < size; ++rank) {
+      const auto [offset, bytes] = part(rank, turn);
+      if (rank != me) give(call, to + place(turn) + offset, staging[rank] + offset, bytes, count * call.width());
+    }
+    return {};
+  };
+  return in_turns(
+      call, slices, put, [](const std::vector<std::byte*>&, uint64_t) { return Status(); }, take);
 }
 
 // before(r): elements in front of this rank's piece at rank r; `most` of them has any rank.
@@ -129,14 +154,16 @@ template <class Before>
 Status exchange_pieces(const Call& call, const std::byte* from, const Pieces& out, std::byte* to, const Pieces& expected,
                        const Before& before, uint64_t most, size_t width) {
   const Slices slices(width, most, out.size());
+  const auto me = static_cast<size_t>(call.rank());
   const auto in = [&](size_t rank, uint64_t turn) {
-    return Part{slices.place(before(rank), static_cast<size_t>(call.rank())), slices.of(expected.count(rank), turn).count() * width};
+    return Part{slices.place(before(rank), me), slices.of(expected.count(rank), turn).count() * width};
   };
   const auto take = [&](const std::vector<std::byte*>& staging, uint64_t turn) -> Status {
     for (size_t rank = 0; rank < staging.size(); ++rank) {
       const Part part = in(rank, turn);
-      const uint64_t begin = expected.begin(rank) + slices.of(expected.count(rank), turn).begin;
-      copy_bytes(to + begin * width, staging[rank] + part.offset, part.bytes, call.executor());
+      const uint64_t begin = slices.of(expected.count(rank), turn).begin;
+      const std::byte* const come = rank == me ? from + (out.begin(me) + begin) * width : staging[rank] + part.offset;
+      give(call, to + (expected.begin(rank) + begin) * width, come, part.bytes, expected.total() * width);
     }
     return {};
   };
@@ -151,7 +178,8 @@ Status reduce_scatter(const Call& call, const std::byte* from, std::byte* to, co
   const auto take = [&](const std::vector<std::byte*>& staging, uint64_t turn) -> Status {
     const Slices::Range range = slices.of(pieces.count(me), turn);
     if (range.count() == 0) return {};
-    return add_up(call, to + range.begin * call.sum_width(), sources(call, staging, place), range.count());
+    const std::byte* const own = from + (pieces.begin(me) + range.begin) * call.width();
+    return add_up(call, to + range.begin * call.sum_width(), sources(call, staging, place, own), range.count());
   };
   return scatter_in_turns(call, slices, from, pieces, in, take);
 }
@@ -168,10 +196,15 @@ Status all_gather(const Call& call, const std::byte* from, std::byte* to, const 
     return call.group.post_parts(
         staging, [&](size_t) { return part(me, turn); }, [&](size_t rank) { return part(rank, turn); });
   };
+  // The own slice first: `to` may begin where `from` does, and then what comes from rank 0 overwrites it.
   const auto take = [&](const std::vector<std::byte*>& staging, uint64_t turn) -> Status {
-    for (size_t rank = 0; rank < staging.size(); ++rank) {
+    const auto give_from = [&](size_t rank, const std::byte* come) {
       const uint64_t begin = pieces.begin(rank) + slices.of(pieces.count(rank), turn).begin;
-      copy_bytes(to + begin * width, staging[rank], part(rank, turn).bytes, call.executor());
+      give(call, to + begin * width, come, part(rank, turn).bytes, pieces.total() * width);
+    };
+    give_from(me, from + slices.of(pieces.count(me), turn).begin * width);
+    for (size_t rank = 0; rank < staging.size(); ++rank) {
+      if (rank != me) give_from(rank, staging[rank]);
     }
     return {};
   };
@@ -192,7 +225,12 @@ Status counts_differ(const Call& call, size_t sender, uint64_t sent, size_t rece
 // The sums are those of reduce_scatter, whose order is the same. What the ranks cannot share out evenly, fewer elements than ranks, goes
 // the short way.
 Status staged_all_reduce(const Call& call, const std::byte* from, std::byte* to, size_t count) {
-  if (!call.group.spans_nodes() || count * call.width() <= kSentWholeBytes) return all_reduce_whole(call, from, to, count);
+  const size_t bytes = count * call.width();
+  if (!call.group.spans_nodes()) {
+    return call.size() > 2 && bytes >= kSharedSumBytes ? all_reduce_in_parts(call, from, to, count)
+                                                       : all_reduce_whole(call, from, to, count);
+  }
+  if (bytes <= kSentWholeBytes) return all_reduce_whole(call, from, to, count);
   const auto size = static_cast<size_t>(call.size());
   const size_t piece = count / size, even = piece * size * call.width();
   std::byte* const mine = to + piece * static_cast<size_t>(call.rank()) * call.width();
