@@ -22,8 +22,6 @@ constexpr uint64_t kSecond = 1'000'000'000;
 constexpr double kTermSeconds = 5;    // between SIGTERM and SIGKILL
 constexpr double kLingerSeconds = 2;  // for what the ranks left behind to end by itself
 constexpr double kKillSeconds = 2;    // for SIGKILL to take effect on those
-// A dying process closes its sockets before it can be waited for: ranks that learn of it there may end sooner than it does.
-constexpr uint64_t kDyingNs = 200'000'000;
 
 Deadline in_seconds(double seconds) {
   return Deadline::after_ns(static_cast<uint64_t>(seconds * static_cast<double>(kSecond)));
@@ -90,9 +88,9 @@ void Supervisor::rank_ended(Rank& rank, int wait_status) {
   report_.ended(rank.end, grace ? others : 0, config_.grace_s);
   if (first) {
     first_failure_ = &rank;
-    first_failure_ns_ = now_ns();
-  } else if (rank.end.signal != 0 && first_failure_->end.signal == 0 && !has_signalled_ && now_ns() - first_failure_ns_ < kDyingNs) {
-    first_failure_ = &rank;
+    for (Rank& other : ranks_) other.was_ending = other.running && is_ending(other.end.pid);
+  } else if (rank.end.signal != 0 && rank.was_ending && first_failure_->end.signal == 0 && !has_signalled_) {
+    first_failure_ = &rank;  // it closes its sockets before it can be waited for: ranks that learn of its death there may end sooner
   }
   if (grace) {
     stage_ = Stage::grace;

@@ -42,17 +42,21 @@ std::string proc_text(pid_t pid, const char* file) {
   return all;
 }
 
+// What follows "pid (name)", which may hold anything, also ')': "state ppid pgrp session tty tpgid flags ...".
+std::string stat_of(pid_t pid) {
+  const std::string stat = proc_text(pid, "stat");
+  const size_t after = stat.rfind(')');
+  return after == std::string::npos ? std::string() : stat.substr(after + 1);
+}
+
 }  // namespace
 
 std::vector<pid_t> living_children() {
   std::vector<pid_t> children;
   for (const pid_t pid : all_processes()) {
-    // "pid (name) state ppid ...": the name may hold anything, also ')'.
-    const std::string stat = proc_text(pid, "stat");
-    const size_t after = stat.rfind(')');
     char state = 0;
     int parent = 0;
-    if (after == std::string::npos || std::sscanf(stat.c_str() + after + 1, " %c %d", &state, &parent) != 2) continue;
+    if (std::sscanf(stat_of(pid).c_str(), " %c %d", &state, &parent) != 2) continue;
     if (parent == getpid() && state != 'Z' && state != 'X') children.push_back(pid);
   }
   return children;
@@ -64,6 +68,12 @@ std::vector<pid_t> processes_with(const std::string& mark) {
   for (const pid_t pid : all_processes())
     if (pid != getpid() && ('\0' + proc_text(pid, "environ") + '\0').find(whole_entry) != std::string::npos) found.push_back(pid);
   return found;
+}
+
+bool is_ending(pid_t pid) {
+  constexpr unsigned kExiting = 4;  // PF_EXITING in the kernel's sched.h
+  unsigned flags = 0;
+  return std::sscanf(stat_of(pid).c_str(), " %*c %*d %*d %*d %*d %*d %u", &flags) == 1 && (flags & kExiting) != 0;
 }
 
 }  // namespace megadp::tool

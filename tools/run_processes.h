@@ -15,4 +15,7 @@ std::vector<pid_t> living_children();
 // Other processes of this machine that were started with `mark`, a NAME=value, in their environment. Those of other users are not seen.
 std::vector<pid_t> processes_with(const std::string& mark);
 
+// Whether it has begun to end, and closes what it has open, though it may not be waited for yet.
+bool is_ending(pid_t pid);
+
 }  // namespace megadp::tool

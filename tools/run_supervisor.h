@@ -32,6 +32,7 @@ struct Rank {
   uint64_t started_ns;
   bool running = true;
   bool group_lives = true;  // some process of its group exists
+  bool was_ending = false;  // when another one was the first to fail
 };
 
 class Supervisor {
@@ -92,7 +93,6 @@ class Supervisor {
   std::vector<pid_t> strangers_;  // children this process had before it became a launcher
   std::vector<Rank> ranks_;
   const Rank* first_failure_ = nullptr;
-  uint64_t first_failure_ns_ = 0;
   bool has_signalled_ = false;  // a signal that kills may have come from here
   Stage stage_ = Stage::well;
   Deadline alarm_ = Deadline::never();

@@ -438,6 +438,16 @@ class Ends(RunTest):
         self.assertEqual(done.code, 9)
         self.assertIn("killed by signal 9 (SIGKILL)", done.err)
 
+    def test_a_rank_that_dies_slowly_is_the_first(self):
+        """Others learn of a death, and end, before the launcher can wait for the process: here it has one more thread for half a second."""
+        script = ("import ctypes, os, signal, sys, threading, time\n"
+                  "def last():\n"
+                  "  while open('/proc/self/stat').read().rsplit(')', 1)[1].split()[0] != 'Z': time.sleep(0.01)\n"
+                  "  open(sys.argv[1], 'w').close()\n  time.sleep(0.5)\n  os.kill(os.getpid(), signal.SIGKILL)\n"
+                  "if os.environ['MEGADP_RANK'] == '1':\n  threading.Thread(target=last).start()\n  ctypes.CDLL(None).pthread_exit(None)\n"
+                  "while not os.path.exists(sys.argv[1]): time.sleep(0.01)\nsys.exit(9)")
+        self.assertEqual(run("-n", "2", *python(script), self.path("dying"), env=self.env).code, 137)
+
     def test_output_of_a_dying_rank_comes_before_its_obituary(self):
         done = run("-n", "1", "sh", "-c", "echo last words >&2; printf unfinished >&2; kill -9 $$", env=self.env)
         self.assertRegex(done.err, r"^\[0\] last words\n\[0\] unfinished\nmegadp run: rank 0 .*SIGKILL\)\n$")
