@@ -176,11 +176,11 @@ std::string simd_targets() {
   return names;
 }
 
-void copy_bytes(void* to, const void* from, size_t bytes, const Executor& on) {
+void copy_bytes(void* to, const void* from, size_t bytes, const Executor& on, size_t whole) {
   if (to == from || bytes == 0) return;
   auto* const out = static_cast<std::byte*>(to);
   const auto* const in = static_cast<const std::byte*>(from);
-  if (bytes >= kBeyondCaches) return copy_past_caches(out, in, bytes, on);
+  if (std::max(bytes, whole) >= kBeyondCaches) return copy_past_caches(out, in, bytes, on);
   on.split(bytes, 2, [=](size_t begin, size_t n) { std::memcpy(out + begin, in + begin, n); });
 }
 

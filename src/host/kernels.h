@@ -21,8 +21,8 @@ struct StridedArray;
 
 namespace megadp::host {
 
-// to = from, which may be `to`; past the caches if these would not hold it.
-void copy_bytes(void* to, const void* from, size_t bytes, const Executor& on = {});
+// to = from, which may be `to`; past the caches if these would not hold it, or the array of `whole` bytes that it is a part of.
+void copy_bytes(void* to, const void* from, size_t bytes, const Executor& on = {}, size_t whole = 0);
 // Past them whatever its size; see host/copy_past.h.
 void copy_past_caches(std::byte* to, const std::byte* from, size_t bytes, const Executor& on);
 void zero_bytes(void* data, size_t bytes, const Executor& on = {});

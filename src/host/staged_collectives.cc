@@ -47,23 +47,13 @@ Pieces even(const Call& call, uint64_t count) {
   return {static_cast<size_t>(call.size()), count};
 }
 
-// own: this rank's array there; a copy of it, if there is one, is in no cache.
+// own: where this rank reads its own elements, in its own array: a copy of them in its half, if there is one, may be in no cache.
 std::vector<const void*>& sources(const Call& call, const std::vector<std::byte*>& staging, size_t offset_bytes, const std::byte* own) {
   std::vector<const void*>& from = call.group.pointers();
   from.clear();
   for (const std::byte* half : staging) from.push_back(half + offset_bytes);
   from[static_cast<size_t>(call.rank())] = own;
   return from;
-}
-
-// A slice for an array of `whole` bytes, or of it, in place.
-void give(const Call& call, std::byte* to, const std::byte* from, size_t bytes, size_t whole) {
-  if (to == from) return;
-  if (whole >= kBeyondCaches) {
-    copy_past_caches(to, from, bytes, call.executor());
-  } else {
-    copy_bytes(to, from, bytes, call.executor());
-  }
 }
 
 // A slice of every piece goes to the rank that the piece is for; `in` says where this rank's own lies in the half of each rank, and how
@@ -141,7 +131,7 @@ Status all_reduce_in_parts(const Call& call, const std::byte* from, std::byte* t
     if (Status met = call.barrier(); !met) return met;
     for (size_t rank = 0; rank < size; ++rank) {
       const auto [offset, bytes] = part(rank, turn);
-      if (rank != me) give(call, to + place(turn) + offset, staging[rank] + offset, bytes, count * call.width());
+      if (rank != me) copy_bytes(to + place(turn) + offset, staging[rank] + offset, bytes, call.executor(), count * call.width());
     }
     return {};
   };
@@ -163,7 +153,7 @@ Status exchange_pieces(const Call& call, const std::byte* from, const Pieces& ou
       const Part part = in(rank, turn);
       const uint64_t begin = slices.of(expected.count(rank), turn).begin;
       const std::byte* const come = rank == me ? from + (out.begin(me) + begin) * width : staging[rank] + part.offset;
-      give(call, to + (expected.begin(rank) + begin) * width, come, part.bytes, expected.total() * width);
+      copy_bytes(to + (expected.begin(rank) + begin) * width, come, part.bytes, call.executor(), expected.total() * width);
     }
     return {};
   };
@@ -198,13 +188,13 @@ Status all_gather(const Call& call, const std::byte* from, std::byte* to, const 
   };
   // The own slice first: `to` may begin where `from` does, and then what comes from rank 0 overwrites it.
   const auto take = [&](const std::vector<std::byte*>& staging, uint64_t turn) -> Status {
-    const auto give_from = [&](size_t rank, const std::byte* come) {
+    const auto copy_from = [&](size_t rank, const std::byte* come) {
       const uint64_t begin = pieces.begin(rank) + slices.of(pieces.count(rank), turn).begin;
-      give(call, to + begin * width, come, part(rank, turn).bytes, pieces.total() * width);
+      copy_bytes(to + begin * width, come, part(rank, turn).bytes, call.executor(), pieces.total() * width);
     };
-    give_from(me, from + slices.of(pieces.count(me), turn).begin * width);
+    copy_from(me, from + slices.of(pieces.count(me), turn).begin * width);
     for (size_t rank = 0; rank < staging.size(); ++rank) {
-      if (rank != me) give_from(rank, staging[rank]);
+      if (rank != me) copy_from(rank, staging[rank]);
     }
     return {};
   };
