@@ -88,7 +88,9 @@ mdp_status mdp_buffer_param_view(mdp_buffer* buffer, size_t param, mdp_tensor* o
 }
 
 mdp_status mdp_buffer_grad_view(mdp_buffer* buffer, size_t param, mdp_tensor* out) {
-  return view_of(buffer, param, out, &Arenas::grad_view);
+  const mdp_status lent = view_of(buffer, param, out, &Arenas::grad_view);
+  if (lent == MDP_OK) buffer->object->gradients().note_view();
+  return lent;
 }
 
 mdp_status mdp_buffer_find(mdp_buffer* buffer, const char* name, size_t* param) {

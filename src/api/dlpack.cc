@@ -73,7 +73,10 @@ Status check_owned(Buffer& buffer, const Tensor& tensor) {
   for (size_t i = 0; i < params.size(); ++i) {
     if (params[i].frozen) continue;
     if (holds(buffer.arenas().param_view(i), params[i].numel, extent, tensor.type)) return {};
-    if (holds(buffer.arenas().grad_view(i), params[i].numel, extent, tensor.type)) return {};
+    if (holds(buffer.arenas().grad_view(i), params[i].numel, extent, tensor.type)) {
+      buffer.gradients().note_view();
+      return {};
+    }
   }
   return invalid("view is not a view of a parameter or gradient of this buffer, nor a part of one, as ", name_of(tensor.type),
                  "; it comes from mdp_buffer_param_view or mdp_buffer_grad_view");

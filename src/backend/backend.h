@@ -70,7 +70,7 @@ class Backend {
   virtual Status zero(Stream& stream, void* data, size_t bytes) = 0;
   // to[i] = from[i], rounded to nearest even.
   virtual Status cast(Stream& stream, void* to, DType to_type, const void* from, DType from_type, size_t count) = 0;
-  // to[i] = to[i] + from[i] in fp32, rounded once. f32, bf16, f16.
+  // to[i] = to[i] + from[i] in fp32 (f64 if either is f64), rounded once. f32, bf16, f16, f64.
   virtual Status add(Stream& stream, void* to, DType to_type, const void* from, DType from_type, size_t count) = 0;
   // to[i], a bf16, = from[i] + residual[i], rounded; residual[i] = what rounding lost, 0 where the sum is not finite.
   virtual Status round_with_feedback(Stream& stream, void* to, const float* from, float* residual, size_t count) = 0;

@@ -79,6 +79,13 @@ Status Group::check(const WindowOp& call) const {
   if (call.to_f32 && ((call.to == nullptr && call.count > 0) || !is_trainable(call.type))) {
     return refused(Code::internal, "a sum in f32 is one of f32, bf16 or f16, and has a place of its own");
   }
+  if (call.squares != nullptr) {
+    const bool adds = call.kind == Collective::reduce_scatter && is_trainable(call.type) && adds_squares();
+    const uint64_t own = call.counts ? (*call.counts)[static_cast<size_t>(rank())] : call.count / static_cast<uint64_t>(size());
+    if (!adds || call.to_f32 || call.squared > own) {
+      return refused(Code::internal, text("squares of ", call.squared, " of ", own, " elements are not added up on the way"));
+    }
+  }
   if (call.divisor != 1 && (!sums || call.type == DType::i64 || call.type == DType::u8)) {
     return refused(Code::unsupported, text("divisor is ", call.divisor, "; it must be 1 for ", sums ? "integers" : "what is no sum"));
   }

@@ -89,6 +89,10 @@ struct WindowOp {
   bool to_f32 = false;
   bool exact = false;  // not by NCCL, whatever the group is like
   std::shared_ptr<const Counts> counts = {};
+  // Of a reduce_scatter whose sum is not in f32 by to_f32, where Group::adds_squares(): two numbers that become what Backend::square_sum()
+  // of the first `squared` elements of the sum adds. Memory as `to`.
+  double* squares = nullptr;
+  uint64_t squared = 0;
 };
 
 // One half of an exchange between ranks: `count` elements that go to `rank` of the group, or come from it. Rank -1: this half is left out.
@@ -126,6 +130,9 @@ class Group {
   // Collective over this group, blocking: a group of `members` (world ranks of this group, this one among them, the same list on each of
   // them). Empty: this rank takes no part, and gets a null pointer.
   virtual Result<std::shared_ptr<Group>> split(const std::vector<int>& members) = 0;
+
+  // Whether WindowOp::squares may be given: who makes the sums reads them on the way.
+  virtual bool adds_squares() const noexcept { return false; }
 
   // Collective, blocking: `bytes` may differ from rank to rank only by mistake, which is Code::desync. Destroying a window is local.
   virtual Result<std::unique_ptr<Window>> allocate_window(size_t bytes) = 0;

@@ -21,7 +21,7 @@ void Gradients::start_step() {
   }
   phase_ = Phase::open;
   is_last_ = true;
-  begun_ = microbatch_touched_ = touched_ = false;
+  begun_ = microbatch_touched_ = touched_ = written_ = false;
   tokens_.reset();
   microbatch_ = 1;
   turns_ = 0;
@@ -46,6 +46,10 @@ Status Gradients::launch(std::span<const uint32_t> buckets) {
     stats_.count(buckets_[number].reduction.get());  // before they are replaced
     stats_.count(buckets_[number].across.get());
     calls.push_back(arena.reduction(order[number].bucket, static_cast<int32_t>(number), microbatch, reduction_divisor()));
+    if (const uint64_t squared = buckets_[number].squared; squared > 0) {
+      calls.back().squares = squares_of(number);
+      calls.back().squared = squared;
+    }
     if (goes_to_sums(number)) {
       calls.back().to = arena.sums_of(order[number].bucket);
       calls.back().to_f32 = arena.plan->grad_type != DType::f32;

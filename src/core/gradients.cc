@@ -57,7 +57,8 @@ Status Gradients::allocate() {
     if (!told) return told.status();
     told_tokens_ = arenas_->kept().keep(*std::move(told));
   }
-  return find_owned_sums();
+  if (Status found = find_owned_sums(); !found) return found;
+  return find_squared();
 }
 
 Status Gradients::add_agreement(const std::shared_ptr<Comm>& comm, std::vector<size_t> params) {

@@ -92,6 +92,8 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   Result<std::vector<Summary>> summarize(std::span<const size_t> set_of, size_t sets);  // collective over the world
   Status scale(const ParamList& list, float factor, void* caller);
   Status changed(void* producer);
+  // A place of reduced gradients was lent for good: they may be written at any time.
+  void note_view();
   // Of a reduced gradient.
   Result<Slice> owned(size_t param);
   Result<std::optional<uint64_t>> digest_reduced(size_t param);  // what is owned of it; in verify.cc
@@ -170,6 +172,7 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
     std::shared_ptr<Transfer> across;     // with instances: the sum across them, once it is submitted
     const std::shared_ptr<Event>& reduced() const { return across ? across->end : reduction->end; }
     std::shared_ptr<Event> updated;  // the last step has read its gradients and written what this rank owns of it
+    uint64_t squared = 0;            // of so many elements of this rank's piece the reduction adds up the squares
     // With a pool: its sum of the step has been begun; an event: its last reduction has left the slot.
     bool summed = false;
     std::shared_ptr<Event> slot_left;
@@ -237,6 +240,11 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   Status find_owned_sums();
   Status sum_owned();
   Status submit_summary(void* memory, std::span<const size_t> set_of, size_t sets);
+  // In grad_squares.cc: of which buckets the reduction adds up the squares, and whether what it has found still holds.
+  Status find_squared();
+  double* squares_of(uint32_t bucket) const { return static_cast<double*>(squares_->data()) + size_t{2} * bucket; }
+  bool squares_hold(uint32_t bucket) const { return buckets_[bucket].squared > 0 && !viewed_ && !written_; }
+  Status add_squares(StepScalars* scalars, const Chosen& chosen, bool ParamState::*which);
   // In grad_checks.cc.
   Status measure(uint32_t bucket);
   Status fetch_checks();
@@ -297,7 +305,9 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
     std::shared_ptr<Transfer> transfer;  // the last
   };
   std::vector<OwnedSum> owned_sums_;
-  Memory* packed_ = nullptr;  // of one of them after another; kept by the arenas
+  Memory* packed_ = nullptr;               // of one of them after another; kept by the arenas
+  Memory* squares_ = nullptr;              // of each bucket, as Backend::square_sum() adds them; kept by the arenas
+  bool viewed_ = false, written_ = false;  // reduced gradients may be written at any time; were written since the sync
   uint64_t sync_ns_ = 0;
   std::shared_ptr<Request> sync_request_;
   std::shared_ptr<Event> reduced_;  // the end of the last sync's reductions

@@ -196,6 +196,7 @@ uint64_t scratch_bytes(const Plan& plan);
 constexpr uint64_t kSyncHeaderBytes = 256;
 // Where ranks tell each other how many tokens they have, each before its first gradient.
 uint64_t token_bytes(const Plan& plan);
+uint64_t square_bytes(const Plan& plan);  // see grad_squares.cc
 constexpr uint64_t agreement_bytes(uint64_t params) {
   return kSyncHeaderBytes + (params + 63) / 64 * 8;
 }

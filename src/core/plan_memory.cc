@@ -154,8 +154,12 @@ uint64_t token_bytes(const Plan& plan) {
   return static_cast<uint64_t>(1 + plan.grid.world()) * sizeof(double);
 }
 
+uint64_t square_bytes(const Plan& plan) {
+  return 2 * sizeof(double) * plan.launch_order.size();
+}
+
 uint64_t scratch_bytes(const Plan& plan) {
-  uint64_t bytes = 2 * sizeof(StepScalars) + step_count_bytes(plan) + group_bytes(plan);
+  uint64_t bytes = 2 * sizeof(StepScalars) + square_bytes(plan) + step_count_bytes(plan) + group_bytes(plan);
   for (const ArenaPlan& arena : plan.arenas)
     bytes += arena.wide_slots * arena.wide_elements * sizeof(float) + arena.wire_elements * size_of(DType::bf16);
   bytes += plan.packed_elements() * sizeof(float);

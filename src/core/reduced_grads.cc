@@ -71,32 +71,6 @@ Result<Gradients::Chosen> Gradients::choose(const ParamList& list) const {
   return chosen;
 }
 
-// The norm over the whole model: every element is counted once in the world. Replicas over tensor-parallel ranks are gradients of their own
-// programs, which should be equal and need not be: one that is not finite would spoil its own parameters, so all are looked at.
-Status Gradients::submit_square_sum(StepScalars* scalars, const Chosen& chosen, const char* what) {
-  Stream& stream = arenas_->grads().stream();
-  Backend& backend = arenas_->backend();
-  static_assert(offsetof(StepScalars, nonfinite) == offsetof(StepScalars, square_sum) + sizeof(double));  // reduced together
-  const auto add = [&](bool ParamState::*which) -> Status {
-    for (const Arena& arena : arenas_->all()) {
-      const Status submitted = submit_merged(
-          arena.owned, [&](const OwnedRange& range) { return states_[range.param].*which && chosen.has(range.param); },
-          [](const OwnedRange&, const OwnedRange&) { return true; },
-          [&](const OwnedRange& range) {
-            return backend.square_sum(stream, arena.reduced_at(range), arena.reduced_type(), range.end - range.begin, &scalars->square_sum);
-          });
-      if (!submitted) return submitted;
-    }
-    return {};
-  };
-  if (Status zeroed = backend.zero(stream, &scalars->square_sum, 2 * sizeof(double)); !zeroed) return zeroed;
-  if (Status checked = add(&ParamState::checked); !checked) return checked;
-  // Of the replicas only the number of elements that are not finite stays.
-  if (Status zeroed = backend.zero(stream, &scalars->square_sum, sizeof(double)); !zeroed) return zeroed;
-  if (Status added = add(&ParamState::counts); !added) return added;
-  return arenas_->world()->group().all_reduce(stream, &scalars->square_sum, &scalars->square_sum, 2, DType::f64, Op::sum, Tag{-1, what});
-}
-
 Result<double> Gradients::norm(const ParamList& list) {
   if (Status synced = await_sync(); !synced) return synced;
   auto* const sums = static_cast<StepScalars*>(norm_->data());
@@ -137,6 +111,7 @@ Status Gradients::scale(const ParamList& list, float factor, void* caller) {
     if (!chosen) return chosen.status();
     if (Status ordered = stream.wait_for_caller(caller); !ordered) return ordered;
     if (factor == 1) return {};  // most steps are not clipped
+    written_ = true;
     for (const Arena& arena : arenas_->all()) {
       const Status submitted = submit_merged(
           arena.owned, [&](const OwnedRange& range) { return chosen->has(range.param); },
@@ -159,6 +134,7 @@ Result<Slice> Gradients::owned(size_t param) {
   std::lock_guard lock(mutex_);
   if (Status usable = arenas_->context().usable(); !usable) return usable;
   if (Status reduced = check_reduced("mdp_grad_owned"); !reduced) return reduced;
+  written_ = true;
   const Arena& arena = arenas_->arena_of(param);
   const OwnedRange* const range = arenas_->owned(param);
   return arenas_->slice(param, range != nullptr ? arena.reduced_at(*range) : nullptr, arena.reduced_type());
@@ -168,7 +144,13 @@ Status Gradients::changed(void* producer) {
   std::lock_guard lock(mutex_);
   if (Status usable = arenas_->context().usable(); !usable) return usable;
   if (Status reduced = check_reduced("mdp_grad_changed"); !reduced) return reduced;
+  written_ = true;
   return arenas_->grads().stream().wait_for_caller(producer);
+}
+
+void Gradients::note_view() {
+  const std::lock_guard lock(mutex_);
+  viewed_ = true;
 }
 
 }  // namespace megadp

@@ -38,9 +38,11 @@ struct Arguments {
         from(static_cast<const std::byte*>(on_from)),
         to(static_cast<std::byte*>(on_to)) {}
   Operation operation;
-  const std::byte* from;                            // on any memory
-  std::byte* to;                                    // there, or WindowOp::to
-  bool to_f32 = false;                              // WindowOp::to_f32
+  const std::byte* from;      // on any memory
+  std::byte* to;              // there, or WindowOp::to
+  bool to_f32 = false;        // WindowOp::to_f32
+  double* squares = nullptr;  // WindowOp::squares, likewise
+  uint64_t squared = 0;
   std::shared_ptr<const SharedMemory> window = {};  // in windows
   std::shared_ptr<const Counts> counts = {};        // of pieces of different sizes; for all_to_all_v those that go out
   std::shared_ptr<const Counts> counts_in = {};     // and those that come in

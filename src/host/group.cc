@@ -43,7 +43,7 @@ Status in_windows(const Call& call) {
 }
 
 Status on_memory(const Call& call) {
-  const auto& [operation, from, to, to_f32, window, counts, counts_in] = call.arguments;
+  const auto& [operation, from, to, to_f32, squares, squared, window, counts, counts_in] = call.arguments;
   switch (operation.kind) {
     case Collective::reduce_scatter:
       return staged_reduce_scatter(call, from, to, operation.count);
@@ -182,6 +182,8 @@ Status HostGroup::together(Stream& stream, std::span<const WindowOp> calls) {
       asked.operation.pieces = (digest & ~elsewhere) | any | (call.to != nullptr ? elsewhere : 0);
     }
     asked.to_f32 = call.to_f32;
+    asked.squares = call.squares;
+    asked.squared = call.squared;
     asked.window = window.parts();
     asked.counts = call.counts;
     if (Status submitted = submit(stream, std::move(asked)); !submitted) return submitted;

@@ -161,6 +161,49 @@ double count_nonfinite(const void* data, size_t n) {
   return count;
 }
 
+// One sum of squares of n elements. Several threads may add parts of it at a time.
+class SquareSum {
+ public:
+  SquareSum(const void* data, DType type, size_t n, const Kernels& kernels)
+      : data_(data),
+        type_(type),
+        n_(n),
+        add_(kernels.steps->square_sum[storage_index(type)]),
+        blocks_((n + kSquareBlock - 1) / kSquareBlock) {}
+
+  // Elements [begin, begin + count), as far as they are among the n; `begin` is a multiple of kSquareBlock, and so is `count`, unless they
+  // are the last.
+  void add(size_t begin, size_t count) {
+    const size_t end = std::min(begin + count, n_);
+    for (size_t at = begin; at < end; at += kSquareBlock) {
+      double lanes[kSquareLanes] = {}, block = 0;
+      add_(forward(data_, at, type_), std::min<size_t>(kSquareBlock, end - at), lanes);
+      for (const double lane : lanes) block += lane;
+      blocks_[at / kSquareBlock] = block;
+    }
+  }
+  void finish(double* sum, double* nonfinite) const {
+    double total = 0, run = 0;
+    for (size_t block = 0; block < blocks_.size(); block++) {
+      if (block % kSquareRun == 0) total += std::exchange(run, 0);
+      run += blocks_[block];
+    }
+    total += run;
+    *sum += total;
+    // The square of a finite float is far below the largest double: the total is not finite only if an element is not.
+    if (!std::isfinite(total)) {
+      with_storage_type(type_, [&](auto element) { *nonfinite += count_nonfinite<decltype(element)>(data_, n_); });
+    }
+  }
+
+ private:
+  const void* const data_;
+  const DType type_;
+  const size_t n_;
+  const SquareSumFn add_;
+  std::vector<double> blocks_;
+};
+
 }  // namespace
 
 const char* simd_target() noexcept {
@@ -257,27 +300,25 @@ Status sum_in_f32(float* to, const void* const* from, int nfrom, size_t n, DType
 
 Status square_sum(const void* data, DType type, size_t n, double* sum, double* nonfinite, const Executor& on) {
   if (!is_trainable(type)) return not_trainable("a sum of squares", type);
-  const SquareSumFn add_squares = on.kernels().steps->square_sum[storage_index(type)];
-  std::vector<double> blocks((n + kSquareBlock - 1) / kSquareBlock);
-  on.split(n, size_of(type), [&](size_t begin, size_t count) {
+  SquareSum squares(data, type, n, on.kernels());
+  on.split(n, size_of(type), [&](size_t begin, size_t count) { squares.add(begin, count); });
+  squares.finish(sum, nonfinite);
+  return {};
+}
+
+Status sum_and_square(void* to, const void* const* from, int nfrom, size_t n, DType type, double divisor, size_t squared, double* sum,
+                      double* nonfinite, const Executor& on) {
+  if (nfrom < 1) return invalid("nfrom is ", nfrom, "; a reduction takes at least 1 array");
+  if (!is_trainable(type)) return not_trainable("a sum of squares", type);
+  SquareSum squares(to, type, squared, on.kernels());
+  on.split(n, (static_cast<size_t>(nfrom) + 1) * size_of(type), [&](size_t begin, size_t count) {
     for (size_t at = begin; at < begin + count; at += kSquareBlock) {
-      double lanes[kSquareLanes] = {}, block = 0;
-      add_squares(forward(data, at, type), std::min<size_t>(kSquareBlock, begin + count - at), lanes);
-      for (const double lane : lanes) block += lane;
-      blocks[at / kSquareBlock] = block;
+      const size_t block = std::min<size_t>(kSquareBlock, begin + count - at);
+      reduce_part(to, from, nfrom, at, block, type, Op::sum, divisor, on.kernels());
+      squares.add(at, block);
     }
   });
-  double total = 0, run = 0;
-  for (size_t block = 0; block < blocks.size(); block++) {
-    if (block % kSquareRun == 0) total += std::exchange(run, 0);
-    run += blocks[block];
-  }
-  total += run;
-  *sum += total;
-  // The square of a finite float is far below the largest double: the total is not finite only if an element is not.
-  if (!std::isfinite(total)) {
-    with_storage_type(type, [&](auto element) { *nonfinite += count_nonfinite<decltype(element)>(data, n); });
-  }
+  squares.finish(sum, nonfinite);
   return {};
 }
 

@@ -64,6 +64,11 @@ Status sum_in_f32(float* to, const void* const* from, int nfrom, size_t n, DType
 // and the lanes are added in their order; then the sums of every 256 blocks in their order, and at last the sums of these runs. All in f64.
 Status square_sum(const void* data, DType type, size_t n, double* sum, double* nonfinite, const Executor& on = {});
 
+// reduce() by Op::sum, and of the first `squared` elements of the result what square_sum() adds to *sum and *nonfinite: read while they are
+// in the cache.
+Status sum_and_square(void* to, const void* const* from, int nfrom, size_t n, DType type, double divisor, size_t squared, double* sum,
+                      double* nonfinite, const Executor& on = {});
+
 // Counts zeros (-0 too), and keeps the largest magnitude, of which NaN is none. f32, bf16, f16. Exact, in any order.
 Status extremes(const void* data, DType type, size_t n, uint64_t* zeros, float* largest, const Executor& on = {});
 

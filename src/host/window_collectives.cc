@@ -89,22 +89,35 @@ Status add_up(const Call& call, std::byte* to, const std::vector<const void*>& f
 
 // With pieces of different sizes all share the work: one may have everything. A sum then goes to its owner's window.
 Status window_reduce_scatter(const Call& call, const SharedMemory& window) {
+  const Operation& op = call.operation;
+  const Arguments& asked = call.arguments;
+  double* const squares = asked.squares;
   const uint64_t mine = own_begin(call), piece = piece_of(call, call.rank());
-  std::byte* const to = call.arguments.to != nullptr ? call.arguments.to : own_at(call, window, mine);
+  std::byte* const to = asked.to != nullptr ? asked.to : own_at(call, window, mine);
+  if (squares != nullptr) squares[0] = squares[1] = 0;
+  const auto square = [&](const Status& reduced) {  // the sum, which has been made elsewhere
+    if (!reduced || squares == nullptr) return reduced;
+    return square_sum(to, op.type, asked.squared, &squares[0], &squares[1], call.executor());
+  };
   if (is_staged(call)) {
-    return call.arguments.counts != nullptr ? staged_reduce_scatter(call, own_at(call, window, 0), to, *call.arguments.counts)
-                                            : staged_reduce_scatter(call, own_at(call, window, 0), to, piece);
+    return square(asked.counts != nullptr ? staged_reduce_scatter(call, own_at(call, window, 0), to, *asked.counts)
+                                          : staged_reduce_scatter(call, own_at(call, window, 0), to, piece));
   }
   if (Status met = call.barrier(); !met) return met;
+  const bool shared = asked.counts != nullptr && asked.to == nullptr;
   Status reduced;
-  if (call.arguments.counts != nullptr && call.arguments.to == nullptr) {
+  if (shared) {
     reduced = for_each_owner(call, [&](int owner, uint64_t begin, uint64_t count) {
       return add_up(call, at(call, window, owner, begin), everyones(call, window, begin), count);
     });
+  } else if (squares != nullptr) {
+    reduced = sum_and_square(to, everyones(call, window, mine).data(), call.size(), piece, op.type, op.divisor, asked.squared, &squares[0],
+                             &squares[1], call.executor());
   } else if (piece > 0) {
     reduced = add_up(call, to, everyones(call, window, mine), piece);
   }
-  return reduced.ok() ? call.barrier() : reduced;
+  if (reduced.ok()) reduced = call.barrier();
+  return shared ? square(reduced) : reduced;
 }
 
 // Rank r reduces part r, a block at a time, and writes the block to everyone while it is still in its cache: nothing is read twice, and

@@ -196,6 +196,9 @@ static void last_bits(const mdp_unique_id* id, int32_t rank, int32_t n, void* ar
   }
   OK(mdp_grad_sync(m.buffer, NULL, NULL));
   const double norm = norm_of(&m, NULL, 0);
+  const size_t every[] = {REPLICATED, SHARDED, LONG, EXPERT}; /* which are read once more */
+  const double read = norm_of(&m, every, TRAINED);
+  CHECK(memcmp(&norm, &read, sizeof norm) == 0);
   SIZED(mdp_step_report, report);
   OK(mdp_optimizer_step(m.optimizer, NULL, &report, NULL));
   CHECK(norm > 1 && memcmp(&norm, &report.grad_norm, sizeof norm) == 0);
@@ -375,6 +378,40 @@ static void gradients_may_be_written(void** state) {
   on_all_layouts(write_gradients);
 }
 
+/* On the host also who forgets mdp_grad_changed is heard, in this step and the next ones. */
+static void write_silently(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  (void)n;
+  const layout* g = argument;
+  if (on_cuda || g->grads == MDP_DTYPE_SAME) return;
+  const double expected = sqrt(4.0 * LONGEST * g->tp);
+  for (int viewed = 0; viewed < (g->sharding == MDP_SHARDING_ZERO_2 ? 1 : 2); ++viewed) {
+    model m = model_open(g, id, rank);
+    SIZED(mdp_tensor, view);
+    if (viewed) OK(mdp_buffer_grad_view(m.buffer, LONG, &view));
+    for (int step = 0; step < 3; ++step) {
+      for (size_t p = 0; p < TRAINED; ++p) OK(mdp_grad_skip(m.buffer, p));
+      sync_and_wait(m.buffer);
+      if (step == 1) {
+        step_and_wait(m.optimizer);
+        continue;
+      }
+      CHECK(norm_of(&m, NULL, 0) == 0);
+      SIZED(mdp_tensor, owned);
+      if (!viewed) OK(mdp_grad_owned(m.buffer, LONG, &owned));
+      for (int64_t i = 0; i < (viewed ? view : owned).shape[0]; ++i) ((float*)(viewed ? view : owned).data)[i] = 2;
+      SIZED(mdp_step_report, report);
+      OK(mdp_optimizer_step(m.optimizer, NULL, &report, NULL));
+      CHECK(report.grad_norm == expected);
+    }
+    model_close(&m);
+  }
+}
+
+static void gradients_may_be_written_silently(void** state) {
+  (void)state;
+  on_all_layouts(write_silently);
+}
+
 /* ── Bad calls ── */
 
 static void bad_arguments(void** state) {
@@ -479,9 +516,15 @@ static void steps_are_counted(void** state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      TEST(the_norm_is_the_steps),  TEST(a_norm_may_not_be_finite), TEST(a_factor_by_the_norm_clips),
-      TEST(views_show_the_product), TEST(gradients_may_be_written), TEST(bad_arguments),
-      TEST(wrong_moments),          TEST(steps_are_counted),
+      TEST(the_norm_is_the_steps),
+      TEST(a_norm_may_not_be_finite),
+      TEST(a_factor_by_the_norm_clips),
+      TEST(views_show_the_product),
+      TEST(gradients_may_be_written),
+      TEST(gradients_may_be_written_silently),
+      TEST(bad_arguments),
+      TEST(wrong_moments),
+      TEST(steps_are_counted),
   };
   return cmocka_run_group_tests(tests, setup, NULL);
 }

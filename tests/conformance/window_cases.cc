@@ -3,6 +3,8 @@
 // change.
 #include <algorithm>
 #include <cstring>
+#include <numeric>
+#include <utility>
 
 #include "base/math.h"
 #include "device_array.h"
@@ -163,6 +165,45 @@ void reduce_scatter(Suite& suite) {
         return;
       }
       trial.check("reduce_scatter", piece * static_cast<size_t>(rank.rank()), piece_of(sum, rank.rank(), rank.size()));
+    });
+  });
+}
+
+// What the sum is read for is added up in the order that Backend::square_sum() has; an infinite element is counted.
+void squares(Suite& suite) {
+  on_all_sizes(suite, [](Rank& rank) {
+    const auto me = static_cast<size_t>(rank.rank()), size = static_cast<size_t>(rank.size());
+    for_all(rank, std::vector{DType::f32, DType::bf16, DType::f16}, [&](Bench& bench, DType type, size_t begin, size_t any, uint64_t seed) {
+      const size_t count = divisible(any, rank.size());
+      Counts pieces(size, count / size);
+      if (seed % 4 == 0) pieces.back() += std::exchange(pieces.front(), 0);
+      const auto before = static_cast<size_t>(std::accumulate(pieces.begin(), pieces.begin() + static_cast<ptrdiff_t>(me), uint64_t{0}));
+      Trial trial(rank, *bench.window, type, begin, count, seed);
+      DeviceArray to(rank, std::max<size_t>(pieces[me] * size_of(type), 1)), found(rank, Bytes(2 * sizeof(double), std::byte{0x7b}));
+      const bool elsewhere = seed % 3 == 0;
+      WindowOp call{.kind = Collective::reduce_scatter,
+                    .window = bench.window.get(),
+                    .type = type,
+                    .begin = begin,
+                    .count = count,
+                    .to = elsewhere ? to.data() : nullptr,
+                    .squares = reinterpret_cast<double*>(found.data()),
+                    .squared = pieces[me] - std::min<uint64_t>(pieces[me], seed % 7)};
+      if (seed % 2 == 0) call.counts = std::make_shared<const Counts>(pieces);
+      if (!bench.group->adds_squares()) {
+        rank.fails(bench.group->together(*bench.stream, {&call, 1}), Code::internal, {"squares"});
+        return;
+      }
+      rank.must(bench.group->together(*bench.stream, {&call, 1}));
+      rank.must(finish(*bench.stream));
+      const std::byte* const sum = elsewhere ? to.data() : bench.window->data() + (begin + before) * size_of(type);
+      DeviceArray expected(rank, 2 * sizeof(double));
+      rank.must(rank.backend().square_sum(*bench.stream, sum, type, call.squared, reinterpret_cast<double*>(expected.data())));
+      rank.must(finish(*bench.stream));
+      rank.check(found.get() == expected.get(), text("squares of ", call.squared, " ", name_of(type), " of ", count));
+      WindowOp too_many = call;
+      too_many.squared = pieces[me] + 1;
+      rank.fails(bench.group->together(*bench.stream, {&too_many, 1}), Code::internal, {"squares"});
     });
   });
 }
@@ -333,11 +374,17 @@ void too_large(Suite& suite) {
 }  // namespace
 
 std::vector<Case> window_cases() {
-  return {{"window.starts_zeroed", starts_zeroed}, {"window.reduce_scatter", reduce_scatter},
-          {"window.all_reduce", all_reduce},       {"window.integers", integers},
-          {"window.all_gather", all_gather},       {"window.broadcast", broadcast},
-          {"window.together", together},           {"window.cut_into_calls", cut_into_calls},
-          {"window.bad_arguments", bad_arguments}, {"window.sizes_differ", sizes_differ},
+  return {{"window.starts_zeroed", starts_zeroed},
+          {"window.reduce_scatter", reduce_scatter},
+          {"window.squares", squares},
+          {"window.all_reduce", all_reduce},
+          {"window.integers", integers},
+          {"window.all_gather", all_gather},
+          {"window.broadcast", broadcast},
+          {"window.together", together},
+          {"window.cut_into_calls", cut_into_calls},
+          {"window.bad_arguments", bad_arguments},
+          {"window.sizes_differ", sizes_differ},
           {"window.too_large", too_large}};
 }
 
