@@ -38,7 +38,7 @@ Command add_bench(CLI::App& app) {
   CLI::App* bench = app.add_subcommand("bench", "Measure this machine and the library on it");
   bench->require_subcommand(1);
   std::vector<std::pair<const CLI::App*, Command>> commands;
-  for (auto add : {add_bench_collectives, add_bench_step, add_bench_linear}) {
+  for (auto add : {add_bench_collectives, add_bench_step, add_bench_linear, add_bench_overlap}) {
     Command command = add(*bench);
     commands.emplace_back(bench->get_subcommands([](CLI::App*) { return true; }).back(), std::move(command));
   }

@@ -14,6 +14,7 @@ namespace megadp::tool {
 Command add_bench_collectives(CLI::App& bench);
 Command add_bench_step(CLI::App& bench);
 Command add_bench_linear(CLI::App& bench);
+Command add_bench_overlap(CLI::App& bench);
 
 // Runs `megadp bench ARGUMENTS...` as so many ranks, by the launcher of `megadp run`.
 int start_ranks(int ranks, const std::vector<std::string>& arguments);

@@ -94,7 +94,7 @@ class Checkpoints(ProgramTest):
 class Program(ProgramTest):
     def test_help_everywhere(self):
         for command in ((), ("run",), ("info",), ("plan",), ("checkpoint",), ("bench",), ("bench", "collectives"), ("bench", "step"),
-                        ("bench", "linear")):
+                        ("bench", "linear"), ("bench", "overlap")):
             done = megadp(*command, "--help")
             self.assertEqual((done.returncode, done.stderr), (0, ""))
             self.assertIn("Usage: megadp " + " ".join(command), done.stdout)
@@ -108,10 +108,10 @@ class Program(ProgramTest):
         self.refused(words="the command is missing; there are: run, info, plan, checkpoint, bench.")
         self.refused("nonsense", words="there is no command 'nonsense'; there are: run, info, plan, checkpoint, bench.")
         self.refused("info", "more", words="more")
-        self.refused("bench", words="the command is missing; there are: collectives, step, linear.")
+        self.refused("bench", words="the command is missing; there are: collectives, step, linear, overlap.")
         self.refused("bench", "nonsense", words="there is no command 'nonsense'")
         for command in (("info",), ("plan", "--sizes", "1"), ("bench", "collectives", "--op", "all_reduce"), ("bench", "step"),
-                        ("bench", "linear")):
+                        ("bench", "linear"), ("bench", "overlap")):
             done = megadp(*command, "--", "more")
             self.assertEqual((done.returncode, done.stdout), (2, ""))
 
@@ -443,6 +443,41 @@ class BenchLinear(ProgramTest):
                 done = megadp("bench", "linear", "--ranks", "2", *more)
                 self.assertEqual((done.returncode, done.stdout), (1, ""))
                 self.assertIn(words, done.stderr)
+
+
+class BenchOverlap(ProgramTest):
+    SMALL = ("bench", "overlap", "--numel", "20001", "--layers", "4", "--rounds", "5")
+
+    # Each run also checks that gradients are averaged, and fails if they are not.
+    def test_figures(self):
+        for more, ranks in (((), 2), (("--sharding", "zero_0", "--ratio", "0"), 3), (("--sharding", "zero_2", "--dtype", "bf16"), 2),
+                            (("--bucket-elements", "5000"), 1)):
+            with self.subTest(more=more, ranks=ranks):
+                figures = self.answer(*self.SMALL, "--ranks", str(ranks), *more)
+                self.assertEqual(list(figures), ["ranks", "numel", "layers", "dtype", "sharding", "buckets", "ratio", "computing_ms",
+                                                 "communicating_ms", "step_ms", "exposed"])
+                self.assertEqual((figures["ranks"], figures["numel"], figures["layers"]), (ranks, 20000, 4))
+                self.assertEqual(figures["sharding"], more[1] if "--sharding" in more else "zero_1")
+                self.assertEqual((figures["dtype"], figures["ratio"]), ("bf16" if "bf16" in more else "f32", 0 if "0" in more else 2))
+                self.assertEqual(figures["buckets"] == 4, "--bucket-elements" in more)
+                self.assertGreater(figures["communicating_ms"], 0)
+                self.assertGreater(figures["step_ms"], 0)
+                if figures["ratio"] > 0:
+                    self.assertGreater(figures["computing_ms"], 0)
+
+    def test_for_a_person_among_ranks_that_are_there(self):
+        done = megadp("run", "-n", "2", "--no-prefix", MEGADP, *self.SMALL)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertEqual(done.stdout.count("of the communication exposed"), 1)
+        self.assertIn("4 layers, 20000 parameters in f32, zero_1 over 2 ranks", done.stdout)
+
+    def test_refusals(self):
+        for more in (("--rounds", "4"), ("--ranks", "0"), ("--dtype", "f16"), ("--sharding", "whole"), ("--ratio", "-1"), ("--layers", "0"),
+                     ("--bucket-elements", "0")):
+            with self.subTest(more):
+                self.refused("bench", "overlap", *more, words=more[-2])
+        self.refused("bench", "overlap", "--ratio", "nan", words="--ratio")
+        self.refused("bench", "overlap", "--numel", "3", words="--numel must be at least --layers")
 
 
 if __name__ == "__main__":
