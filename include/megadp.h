@@ -213,12 +213,14 @@ enum {                                 /* mdp_optimizer_config.flags */
 enum {                    /* mdp_scaler.flags */
   MDP_SCALER_CONSTANT = 1 /* the scale stays */
 };
-enum {                /* mdp_step_config.flags */
-  MDP_STEP_SET_LR = 1 /* lr is meant literally, also 0 */
+enum {                   /* mdp_step_config.flags */
+  MDP_STEP_SET_LR = 1,   /* lr is meant literally, also 0 */
+  MDP_STEP_UNCHECKED = 2 /* no norm or finite flag */
 };
-enum {                     /* mdp_step_report.flags */
-  MDP_STEPPED_SKIPPED = 1, /* a gradient was not finite: nothing was changed or counted                */
-  MDP_STEPPED_CLIPPED = 2  /* the gradient was scaled down to max_grad_norm                            */
+enum {                      /* mdp_step_report.flags */
+  MDP_STEPPED_SKIPPED = 1,  /* a gradient was not finite: nothing was changed or counted                */
+  MDP_STEPPED_CLIPPED = 2,  /* the gradient was scaled down to max_grad_norm                            */
+  MDP_STEPPED_UNCHECKED = 4 /* grad_norm is NaN                                                        */
 };
 
 typedef uint32_t mdp_random; /* which ranks draw the same random numbers */
@@ -497,13 +499,13 @@ typedef struct { /* of reduced gradients */
 typedef struct { /* sums since registration; times in nanoseconds */
   uint32_t struct_size;
   uint32_t reserved;
-  uint64_t comm_ns;              /* time that gradient and parameter collectives took, one after another          */
-  uint64_t exposed_ns;           /* time callers spent waiting for them (sync, step, param_wait)                 */
-  uint64_t bytes;                /* bytes of the buckets reduced and gathered                                    */
-  uint64_t buckets;              /* buckets launched                                                             */
-  uint64_t launched_in_backward; /* of these, before mdp_grad_sync was called                                    */
-  uint64_t syncs;                /* calls of mdp_grad_sync that finished                                         */
-  uint64_t host_syncs;           /* how often a caller's thread waited for the device */
+  uint64_t comm_ns;              /* that gradient and parameter collectives took */
+  uint64_t exposed_ns;           /* that callers waited for them (sync, step, param_wait) */
+  uint64_t bytes;                /* of buckets reduced and gathered */
+  uint64_t buckets;              /* launched */
+  uint64_t launched_in_backward; /* of these, before mdp_grad_sync */
+  uint64_t syncs;                /* finished calls of mdp_grad_sync */
+  uint64_t host_syncs;           /* waits of a caller's thread for the device */
   uint64_t spill_peak_bytes;     /* with ZERO_2: most bytes outside the pool at a time           */
   uint64_t large_gradients;      /* with CHECK_LARGE: warnings */
 } mdp_stats_report;
@@ -576,9 +578,9 @@ MDP_API mdp_status mdp_last_error_info(mdp_error_info* out);
  * written). json NULL with capacity 0 asks for the size. needed may be NULL if json is not. */
 MDP_API mdp_status mdp_info(char* json, size_t capacity, size_t* needed);
 
-/* Sets the callback for log messages; NULL (the default): errors and warnings go to stderr, the rest is dropped. Messages are handed over
- * one at a time, at the end of an ordinary call of any thread. When this returns, the callback before is not running and will not be called
- * again. The callback may call megadp; it must not throw or jump out. */
+/* Sets the callback for log messages; NULL (the default): errors and warnings go to stderr, the rest is dropped. Messages come one at a
+ * time, at the end of any thread's ordinary call. When this returns, the callback before is not running and will not be called again. It
+ * may call megadp; it must not throw or jump out. */
 MDP_API mdp_status mdp_log_set(mdp_log_fn fn, void* user);
 
 /* ── Communicator ────────────────────────────────────────────────────────────────────────────────────────────────────────────── */
@@ -891,13 +893,13 @@ MDP_API mdp_status mdp_optimizer_scaler(mdp_optimizer* optimizer, mdp_scaler* ou
  * the optimizer. Local. Errors: STATE (no scaler). */
 MDP_API mdp_status mdp_optimizer_scale(mdp_optimizer* optimizer, mdp_tensor* out);
 
-/* Takes one step: mdp_grad_sync if it was not called, norm and finite flag over all ranks, then bucket by bucket clip, update, cast, and
- * gather of the new parameters. config NULL: all defaults; report NULL: not wanted. A non-finite gradient skips the step if there is a
- * scaler or config.loss_scale (MDP_STEPPED_SKIPPED), and is NUMERIC otherwise; either way nothing has changed on any rank.
- * Collective over the world. Without out: returns when all parameters are whole. With out: once the report is known, while parameters
- * are still gathered. With CUDA a step without report does not wait for its work: NUMERIC is then the outcome of the request, or of the
- * next step, which is not taken.
- * Errors: STATE (as mdp_grad_sync, or that failed), NUMERIC. */
+/* Takes one step: mdp_grad_sync unless it was called, norm and finite flag over all ranks, then by bucket clip, update, cast, and gather of
+ * the parameters. config NULL: defaults; report NULL: not wanted. A non-finite gradient skips the step if there is a scaler or
+ * config.loss_scale (MDP_STEPPED_SKIPPED), and is NUMERIC otherwise; either way nothing has changed on any rank. Collective over the world.
+ * Returns when all parameters are whole; with out once the report is known, while parameters are gathered. With CUDA a step without
+ * report does not wait for its work: NUMERIC is then the outcome of the request, or of the next step, which is not taken. UNCHECKED with
+ * NO_OVERLAP on one node, unless mdp_grad_sync came before: one pass over memory.
+ * Errors: STATE (as mdp_grad_sync, or that failed), NUMERIC, INVALID (UNCHECKED with clipping, scaling, CALLER). */
 MDP_API mdp_status mdp_optimizer_step(mdp_optimizer* optimizer, const mdp_step_config* config, mdp_step_report* report, mdp_request** out);
 
 /* One step of several optimizers of one buffer, each with MDP_OPTIMIZER_SOME_GROUPS: one sync, norm, skip decision and report, which are

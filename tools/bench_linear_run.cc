@@ -14,17 +14,12 @@
 #include "control/agreement.h"
 #include "control/launch/launch.h"
 #include "core/tp_linear.h"
+#include "median.h"
 
 namespace megadp::tool {
 namespace {
 
 constexpr uint64_t kJoinTimeout = 60'000'000'000;
-
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 // Arrays of this rank: x -> up (columns) -> h -> down (rows) -> y, and their gradients.
 class LinearBench {

@@ -1,24 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench_overlap_run.h"
 
-#include <algorithm>
 #include <array>
 #include <cmath>
 #include <vector>
 
 #include "answer.h"
 #include "base/deadline.h"
+#include "median.h"
 
 namespace megadp::tool {
 namespace {
 
 constexpr int kSteps = 4;  // of a round, timed from the end of one before them: gathers of a step are under way in the next
-
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 // Arithmetic on what the nearest cache holds: a piece takes a few microseconds.
 class Arithmetic {

@@ -306,7 +306,11 @@ Result<mdp_step_config> take_step_config(const mdp_step_config* given, const Pla
   auto ours = take_or_default(given, "config");
   if (!ours) return ours;
   if (Status status = check_reserved(ours->reserved, "config.reserved"); !status) return status;
-  if (Status status = check_flags(ours->flags, MDP_STEP_SET_LR, "config.flags", "MDP_STEP_SET_LR (1)"); !status) return status;
+  if (Status status =
+          check_flags(ours->flags, MDP_STEP_SET_LR | MDP_STEP_UNCHECKED, "config.flags", "MDP_STEP_SET_LR (1) and MDP_STEP_UNCHECKED (2)");
+      !status) {
+    return status;
+  }
   if (Status status = check_float(ours->lr, "config.lr"); !status) return status;
   if (Status status = check_divisor(ours->loss_scale, "config.loss_scale"); !status) return status;
   if (Status status = check_divisor(ours->grad_divisor, "config.grad_divisor"); !status) return status;

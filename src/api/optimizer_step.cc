@@ -24,7 +24,8 @@ void give_step_report(const StepReport& from, mdp_step_report* out) {
   report.clip_factor = from.clip_factor;
   report.loss_scale = from.loss_scale;
   report.step = from.step;
-  report.flags = (from.skipped ? MDP_STEPPED_SKIPPED : 0) | (from.clipped ? MDP_STEPPED_CLIPPED : 0);
+  report.flags =
+      (from.skipped ? MDP_STEPPED_SKIPPED : 0) | (from.clipped ? MDP_STEPPED_CLIPPED : 0) | (from.unchecked ? MDP_STEPPED_UNCHECKED : 0);
   give(report, out);
 }
 
@@ -60,6 +61,7 @@ Result<StepOptions> take_options(const mdp_optimizer& first, size_t count, const
   }
   if (ours->loss_scale != 0) options.loss_scale = ours->loss_scale;
   if (ours->grad_divisor != 0) options.grad_divisor = ours->grad_divisor;
+  options.unchecked = (ours->flags & MDP_STEP_UNCHECKED) != 0;
   options.caller = ours->stream;
   return options;
 }

@@ -86,6 +86,10 @@ Status Group::check(const WindowOp& call) const {
       return refused(Code::internal, text("squares of ", call.squared, " of ", own, " elements are not added up on the way"));
     }
   }
+  if (call.updates != nullptr &&
+      (call.kind != Collective::all_gather || call.counts != nullptr || call.updates->grads == nullptr || !updates_pieces())) {
+    return refused(Code::internal, "its pieces are not updated on the way");
+  }
   if (call.divisor != 1 && (!sums || call.type == DType::i64 || call.type == DType::u8)) {
     return refused(Code::unsupported, text("divisor is ", call.divisor, "; it must be 1 for ", sums ? "integers" : "what is no sum"));
   }

@@ -21,6 +21,7 @@
 #include "backend/stream.h"
 #include "base/dtype.h"
 #include "base/status.h"
+#include "base/update.h"
 
 namespace megadp {
 
@@ -68,6 +69,20 @@ std::string describe(Collective kind, size_t count, DType type, const std::strin
 // Elements of each rank's piece, by rank; the pieces lie one after another.
 using Counts = std::vector<uint64_t>;
 
+// The updates that make a rank's piece of parameters, each from an element of the piece on. They read not their own gradients but the sum
+// of everyone's, divided and rounded to the type, which nobody keeps.
+struct PieceUpdates {
+  struct One {
+    uint64_t begin;
+    Update update;
+  };
+  std::vector<One> updates;
+  Window* grads = nullptr;  // of a group of the same ranks
+  DType grad_type = DType::f32;
+  size_t grad_begin = 0;  // the element of it for the first of the range
+  float divisor = 1;
+};
+
 // A collective in windows, as data: elements [begin, begin + count) of `type` in everyone's part. Piece r of them is count / size elements
 // (exact) from begin + r * piece; or with `counts`, of which all ranks give the same, as many as these say.
 // - reduce_scatter: rank r's piece becomes sum / divisor; the other pieces are unspecified, except that elements that were zero on every
@@ -93,6 +108,9 @@ struct WindowOp {
   // of the first `squared` elements of the sum adds. Memory as `to`.
   double* squares = nullptr;
   uint64_t squared = 0;
+  // Of an all_gather of equal pieces, where Group::updates_pieces(): what makes this rank's, block by block, each of which is gathered
+  // while it is in the cache. All ranks give some; those of a piece do not overlap.
+  std::shared_ptr<const PieceUpdates> updates = {};
 };
 
 // One half of an exchange between ranks: `count` elements that go to `rank` of the group, or come from it. Rank -1: this half is left out.
@@ -133,6 +151,8 @@ class Group {
 
   // Whether WindowOp::squares may be given: who makes the sums reads them on the way.
   virtual bool adds_squares() const noexcept { return false; }
+  // Whether WindowOp::updates may be given.
+  virtual bool updates_pieces() const noexcept { return false; }
 
   // Collective, blocking: `bytes` may differ from rank to rank only by mistake, which is Code::desync. Destroying a window is local.
   virtual Result<std::unique_ptr<Window>> allocate_window(size_t bytes) = 0;

@@ -21,7 +21,7 @@ void Gradients::start_step() {
   }
   phase_ = Phase::open;
   is_last_ = true;
-  begun_ = microbatch_touched_ = touched_ = written_ = false;
+  begun_ = microbatch_touched_ = touched_ = written_ = kept_ = false;
   tokens_.reset();
   microbatch_ = 1;
   turns_ = 0;

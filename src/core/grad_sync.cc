@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of backward. Whatever happened here, every bucket is launched, so that no rank waits for one that will not come; then all ranks
-// tell each other, in one small exchange, who has a problem and which parameters were skipped, and all return the same outcome.
+// The end of backward. Whatever happened here, every bucket is launched, so that no rank waits for one that will not come (or all ranks of
+// a group keep theirs: grad_kept.cc); then all ranks tell each other, in one small exchange, who has a problem and which parameters were
+// skipped, and all return the same outcome.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -149,12 +150,13 @@ Status Gradients::complete_sync() {
 }
 
 // All of a sync but the waiting.
-Status Gradients::submit_sync() {
+Status Gradients::submit_sync(bool keeps) {
   sync_ns_ = now_ns();
   stats_.launched_in_backward += launched();
   auto header = settle_missing();
   if (!header) return header.status();
-  if (Status launched = launch_in_order(); !launched) return launched;
+  kept_ = keeps && can_keep();
+  if (Status launched = kept_ ? Status() : launch_in_order(); !launched) return launched;
   if (Status joined = join_across(); !joined) return joined;
   if (Status summed = sum_owned(); !summed) return summed;
   if (Status fetched = fetch_checks(); !fetched) return fetched;
@@ -169,7 +171,7 @@ Status Gradients::submit_sync() {
   return {};
 }
 
-Result<std::shared_ptr<Request>> Gradients::sync(void* consumer, bool want_request) {
+Result<std::shared_ptr<Request>> Gradients::sync(void* consumer, bool want_request, bool keeps) {
   std::shared_ptr<Request> sync;
   {
     std::unique_lock lock(mutex_);
@@ -179,7 +181,7 @@ Result<std::shared_ptr<Request>> Gradients::sync(void* consumer, bool want_reque
     if (Status own = params_->check_swapped_back("mdp_grad_sync"); !own) return own;
     if (Status ordered = arenas_->grads().stream().wait_for_caller(consumer); !ordered) return ordered;
     if (phase_ == Phase::open) {
-      if (Status submitted = arenas_->context().commit([this] { return submit_sync(); }); !submitted) return submitted;
+      if (Status submitted = arenas_->context().commit([&] { return submit_sync(keeps); }); !submitted) return submitted;
     }
     sync = sync_request_;  // of a sync that was there before, too: the same outcome again
   }

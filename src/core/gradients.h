@@ -79,7 +79,7 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   Status tokens(double count);
   Status zero(void* caller);
   // Collective over the world. A null request if none is wanted (then the work is done on return).
-  Result<std::shared_ptr<Request>> sync(void* consumer, bool want_request);
+  Result<std::shared_ptr<Request>> sync(void* consumer, bool want_request, bool keeps = false);
 
   // ── reduced: after a finished sync, before the step ──
   using ParamList = std::optional<std::span<const size_t>>;  // none: all
@@ -106,9 +106,15 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
 
   // ── for an optimizer, whose step holds the lock: meanwhile nothing arrives ──
   std::unique_lock<std::mutex> lock() { return std::unique_lock(mutex_); }
-  // Syncs if the caller has not; before the lock is taken.
-  Status sync_for_step(void* caller);
-  Status check_reduced(const char* call) const;
+  // Syncs if the caller has not; before the lock is taken. keeps: where the step can add up buckets by itself they are not launched.
+  Status sync_for_step(void* caller, bool keeps = false);
+  // In grad_kept.cc: buckets that were not launched, for a step in one pass. Where one lies; what the step has submitted of these; they are
+  // launched after all: the end of that, null if there are none.
+  bool keeps_buckets() const { return kept_; }
+  void locate_kept(uint32_t bucket, PieceUpdates* to) const;
+  void mark_stepped(std::span<const uint32_t> buckets, const std::shared_ptr<Transfer>& pass);
+  Result<std::shared_ptr<Event>> launch_kept();
+  Status check_reduced(const char* call, bool kept_too = false) const;
   Status check_between_steps(const char* call);  // without the lock
   // Of the last sync, where gradients are reduced: ok, or that this rank or another has found one that is not finite.
   const Status& sync_status() const { return sync_status_; }
@@ -255,7 +261,8 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   size_t launched() const;  // buckets of this step
   BucketState state_of(uint32_t bucket) const;
   Result<SyncHeader> settle_missing();
-  Status submit_sync();
+  Status submit_sync(bool keeps);
+  bool can_keep() const;
   Status submit_agreements(const SyncHeader& header);
   Status evaluate_agreements();
   Status complete_sync();
@@ -307,6 +314,7 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   std::vector<OwnedSum> owned_sums_;
   Memory* packed_ = nullptr;               // of one of them after another; kept by the arenas
   Memory* squares_ = nullptr;              // of each bucket, as Backend::square_sum() adds them; kept by the arenas
+  bool kept_ = false;                      // the last sync has launched nothing
   bool viewed_ = false, written_ = false;  // reduced gradients may be written at any time; were written since the sync
   uint64_t sync_ns_ = 0;
   std::shared_ptr<Request> sync_request_;

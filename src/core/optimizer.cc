@@ -75,8 +75,9 @@ Optimizer::~Optimizer() {
     const auto lock = buffer_->gradients().lock();
     buffer_->gradients().start_step();
   }
-  // They may still be being updated.
+  // They may still be being updated: on the channel of gradients, or in one pass on that of gathers.
   buffer_->arenas().grads().retain(impl_->kept);
+  buffer_->arenas().gathers().retain(impl_->kept);
   buffer_->arenas().grads().retain(outcomes_);
 }
 

@@ -76,7 +76,7 @@ Status check_param_states(const OptimizerConfig& config, const Plan& plan);
 struct StepReport {
   double grad_norm = 0, clip_factor = 1, loss_scale = 1;
   uint64_t step = 0;
-  bool skipped = false, clipped = false;
+  bool skipped = false, clipped = false, unchecked = false;
 };
 
 // What is divided by: neither it nor its inverse may vanish among floats.
@@ -89,6 +89,7 @@ struct StepOptions {
   // way nothing has changed on any rank.
   std::optional<double> loss_scale;
   double grad_divisor = 1;
+  bool unchecked = false;  // no norm, and nobody looks whether gradients are finite
   void* caller = nullptr;
 };
 
@@ -205,11 +206,13 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   struct Scaled {
     bool skips;
     double loss_scale;
+    bool checked;  // there is a norm
   };
   struct Step;  // one that is under way
   Result<std::shared_ptr<Request>> lead(Together optimizers, const StepOptions& options, StepReport* report, bool want_request);
   // mine: what this rank lacks for these.
   Status make_ready(Together optimizers, const StepOptions& options, const Status& mine = {});
+  Status check_synced(const Step& step) const;
   Status submit_begin(Together optimizers, std::unique_lock<std::mutex>* lock, Step* step);  // up to the norm
   Result<std::shared_ptr<Event>> submit_end(Together optimizers, const Step& step);          // from the updates on
   Result<std::shared_ptr<Request>> conclude(const Step& step, const std::shared_ptr<Event>& end, StepReport* report, bool want_request);
@@ -232,7 +235,14 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   void count_changes();
   Result<std::shared_ptr<Event>> submit_norm(Together optimizers, const StepOptions& options, void* outcome);
   Status submit_updates(Together optimizers, std::optional<double> lr);
+  // What this rank owns of the bucket; what one launch can do goes together.
+  Status for_each_update(uint32_t bucket, std::optional<double> lr, const std::function<Status(const OwnedRange&, const Update&)>& take);
   Status submit_update(uint32_t bucket, std::optional<double> lr);
+  // In optimizer_unchecked.cc.
+  Status check_unchecked(Together optimizers, const StepOptions& options) const;
+  Status submit_no_norm();
+  bool steps_in_one_pass(Together optimizers) const;
+  Status submit_in_one_pass(Together optimizers, const Step& step);
   Result<std::shared_ptr<Memory>> outcome_place();
   Status unseen_outcome(std::unique_lock<std::mutex>* lock);
   double divisor_of(const StepOptions& options) const;

@@ -98,6 +98,12 @@ struct Optimizer::Step {
   std::shared_ptr<Event> normed{};
   std::shared_ptr<Memory> outcome{};
   Status nonfinite{};  // found by the sync
+  // If buckets that the sync has kept were reduced for this step: the end of that, which a refused step leaves behind.
+  std::shared_ptr<Event> reduced{};
+  Status refused(const Status& why) const {
+    if (reduced) (void)reduced->await();
+    return why;
+  }
 };
 
 // Of a step whose updates are the caller's: what is still to be handed out.

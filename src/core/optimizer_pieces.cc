@@ -50,6 +50,7 @@ Optimizer& Optimizer::whose_turn() {
 }
 
 Status Optimizer::begin(Together optimizers, const StepOptions& options) {
+  if (Status possible = optimizers.front()->check_unchecked(optimizers, options); !possible) return possible;
   return optimizers.front()->begin_pieces(optimizers, options, {});
 }
 
@@ -59,7 +60,10 @@ Status Optimizer::begin_pieces(Together optimizers, const StepOptions& options, 
   Step step{options, scaled(options)};
   {
     std::unique_lock lock = gradients.lock();
-    if (Status begun = submit_begin(optimizers, &lock, &step); !begun) return begun;
+    if (Status begun = submit_begin(optimizers, &lock, &step); !begun) {
+      lock.unlock();
+      return step.refused(begun);
+    }
     gradients.hold_for_step();
   }
   Status known = await(*step.normed, step.outcome, step.scaled, nullptr);

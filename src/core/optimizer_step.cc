@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstring>
+#include <limits>
 
 #include "base/log.h"
 #include "core/optimizer_impl.h"
@@ -102,8 +103,8 @@ Status Optimizer::submit_counts() {
       });
 }
 
-// Every owned range of the bucket updated and rounded into the parameter arena.
-Status Optimizer::submit_update(uint32_t number, std::optional<double> lr) {
+Status Optimizer::for_each_update(uint32_t number, std::optional<double> lr,
+                                  const std::function<Status(const OwnedRange&, const Update&)>& take) {
   const Arenas& arenas = buffer_->arenas();
   const BucketRef bucket = arenas.plan().launch_order[number];
   const Arena& arena = arenas.arena_of(bucket);
@@ -114,7 +115,14 @@ Status Optimizer::submit_update(uint32_t number, std::optional<double> lr) {
       [&](const Impl::Owned& a, const Impl::Owned& b) {
         return b.joined && !impl_->draws(*arena.plan) && a.group == b.group && impl_->classes.of(a.param) == impl_->classes.of(b.param);
       },
-      [&](const Impl::Owned& owned) { return arenas.backend().update(arenas.grads().stream(), impl_->update(arena, shard, owned, lr)); });
+      [&](const Impl::Owned& owned) { return take(owned, impl_->update(arena, shard, owned, lr)); });
+}
+
+// Every owned range of the bucket updated and rounded into the parameter arena.
+Status Optimizer::submit_update(uint32_t number, std::optional<double> lr) {
+  const Arenas& arenas = buffer_->arenas();
+  return for_each_update(number, lr,
+                         [&](const OwnedRange&, const Update& update) { return arenas.backend().update(arenas.grads().stream(), update); });
 }
 
 // A place for the outcome of one step, which the next step must not overwrite before somebody has looked: one that nobody holds any more,
@@ -149,7 +157,7 @@ double Optimizer::divisor_of(const StepOptions& options) const {
 }
 
 Optimizer::Scaled Optimizer::scaled(const StepOptions& options) const {
-  return {options.loss_scale || impl_->scaler.kind != LossScaler::Kind::none, options.loss_scale.value_or(1)};
+  return {options.loss_scale || impl_->scaler.kind != LossScaler::Kind::none, options.loss_scale.value_or(1), !options.unchecked};
 }
 
 // The norm, what follows from it, and a copy of both in `outcome`: an event at that point. Optimizers that step together begin with the
@@ -161,8 +169,11 @@ Result<std::shared_ptr<Event>> Optimizer::submit_norm(Together optimizers, const
     if (Status submitted = each->submit_refresh(); !submitted) return submitted;
   }
   StepScalars* const scalars = impl_->device_scalars();
-  if (Status submitted = buffer_->gradients().submit_square_sum(scalars, {}, "gradient norm"); !submitted) return submitted;
-  if (impl_->config.norm == Norm::inf) {
+  if (Status summed = options.unchecked ? submit_no_norm() : buffer_->gradients().submit_square_sum(scalars, {}, "gradient norm");
+      !summed) {
+    return summed;
+  }
+  if (impl_->config.norm == Norm::inf && !options.unchecked) {
     if (Status submitted = buffer_->gradients().submit_largest(scalars); !submitted) return submitted;
   }
   static_assert(kStepInputBytes % sizeof(int64_t) == 0);
@@ -204,6 +215,7 @@ Result<std::shared_ptr<Request>> Optimizer::step(Together optimizers, const Step
 }
 
 Result<std::shared_ptr<Request>> Optimizer::lead(Together optimizers, const StepOptions& options, StepReport* report, bool want_request) {
+  if (Status possible = check_unchecked(optimizers, options); !possible) return possible;
   if (std::any_of(optimizers.begin(), optimizers.end(), [](const auto& each) { return each->has_callers_rule(); })) {
     return call_updates(optimizers, options, report, want_request);
   }
@@ -212,7 +224,10 @@ Result<std::shared_ptr<Request>> Optimizer::lead(Together optimizers, const Step
   std::shared_ptr<Event> end;
   {
     std::unique_lock lock = buffer_->gradients().lock();
-    if (Status begun = submit_begin(optimizers, &lock, &step); !begun) return begun;
+    if (Status begun = submit_begin(optimizers, &lock, &step); !begun) {
+      lock.unlock();
+      return step.refused(begun);
+    }
     auto submitted = buffer_->context().commit([&] { return submit_end(optimizers, step); });
     if (!submitted) return submitted.status();
     end = *std::move(submitted);
@@ -234,22 +249,35 @@ Status Optimizer::make_ready(Together optimizers, const StepOptions& options, co
     if (Status whole = each->check_whole("mdp_optimizer_step"); !whole) return whole;
   }
   if (Status together = agree_together(optimizers, mine); !together) return together;
-  return buffer_->gradients().sync_for_step(options.caller);
+  return buffer_->gradients().sync_for_step(options.caller, options.unchecked && steps_in_one_pass(optimizers));
+}
+
+// What all ranks refuse alike after the sync.
+Status Optimizer::check_synced(const Step& step) const {
+  if (!step.nonfinite.ok() && step.options.unchecked) return step.nonfinite;  // it was looked for, and no norm will say so
+  if (const double divisor = divisor_of(step.options); !(divisor >= kLeastDivisor && divisor <= kMostDivisor)) {
+    return invalid("mdp_optimizer_step: loss_scale times grad_divisor times the step's tokens is ", divisor, "; it must be between ",
+                   kLeastDivisor, " and ", kMostDivisor);
+  }
+  return {};
 }
 
 // All of a step that comes before the updates. The gradients' lock is held.
 Status Optimizer::submit_begin(Together optimizers, std::unique_lock<std::mutex>* lock, Step* step) {
   Gradients& gradients = buffer_->gradients();
   if (Status usable = buffer_->context().usable(); !usable) return usable;
-  if (Status reduced = gradients.check_reduced("mdp_optimizer_step"); !reduced) return reduced;
+  if (Status reduced = gradients.check_reduced("mdp_optimizer_step", true); !reduced) return reduced;
   step->nonfinite = gradients.sync_status();
   if (!step->nonfinite.ok() && step->scaled.skips) {
     log(LogLevel::info, text(step->nonfinite.text(), "; a step with a loss scale is skipped for it"));
   }
-  if (const double divisor = divisor_of(step->options); !(divisor >= kLeastDivisor && divisor <= kMostDivisor)) {
-    return invalid("mdp_optimizer_step: loss_scale times grad_divisor times the step's tokens is ", divisor, "; it must be between ",
-                   kLeastDivisor, " and ", kMostDivisor);
+  const Status possible = check_synced(*step);
+  if (!possible || !step->options.unchecked || !steps_in_one_pass(optimizers)) {
+    auto reduced = gradients.launch_kept();
+    if (!reduced) return reduced.status();
+    step->reduced = *std::move(reduced);
   }
+  if (!possible) return possible;
   for (const auto& each : optimizers) {
     if (Status unseen = each->unseen_outcome(lock); !unseen) return unseen;
   }
@@ -266,7 +294,8 @@ Status Optimizer::submit_begin(Together optimizers, std::unique_lock<std::mutex>
 // The rest of it. The gradients' lock is held.
 Result<std::shared_ptr<Event>> Optimizer::submit_end(Together optimizers, const Step& step) {
   const std::optional<double>& lr = step.options.lr;
-  if (Status submitted = submit_updates(optimizers, lr); !submitted) return submitted;
+  const bool in_one_pass = buffer_->gradients().keeps_buckets();
+  if (Status submitted = in_one_pass ? submit_in_one_pass(optimizers, step) : submit_updates(optimizers, lr); !submitted) return submitted;
   auto end = buffer_->params().record();
   if (!end) return end;
   if (lr) impl_->config.hyper.lr = *lr;  // only now: a step that could not be submitted has changed nothing
@@ -313,7 +342,8 @@ Status Optimizer::await(Event& event, const std::shared_ptr<Memory>& outcome, Sc
 Status Optimizer::judge(const std::shared_ptr<Memory>& outcome, Scaled scaled, bool look, StepReport* report) {
   const StepScalars& scalars = *static_cast<const StepScalars*>(outcome->data());
   if (report != nullptr) {
-    report->grad_norm = scalars.grad_norm;
+    report->grad_norm = scaled.checked ? scalars.grad_norm : std::numeric_limits<double>::quiet_NaN();
+    report->unchecked = !scaled.checked;
     report->clip_factor = scalars.clip_factor;
     report->loss_scale = scaled.loss_scale * scalars.used_scale;
     report->step = scalars.step;

@@ -218,15 +218,21 @@ Status Params::order_writes(void* caller) {
   return passed_ ? stream.wait_for(passed_) : Status();
 }
 
-Status Params::gather(std::span<const uint32_t> buckets, const std::shared_ptr<Event>& updated) {
+Status Params::gather(std::span<const uint32_t> buckets, const std::shared_ptr<Event>& updated,
+                      std::span<const std::shared_ptr<const PieceUpdates>> updates) {
   const std::vector<BucketRef>& order = arenas_->plan().launch_order;
   const Arena& first = arenas_->arena_of(order[buckets.front()]);
   const std::lock_guard lock(mutex_);
   std::vector<WindowOp> calls;
-  for (const uint32_t bucket : buckets) {
+  for (size_t i = 0; i < buckets.size(); ++i) {
+    const uint32_t bucket = buckets[i];
     traffic_.count(gathers_[bucket].get());
     const Arena& arena = arenas_->arena_of(order[bucket]);
-    if (arena.is_sharded()) calls.push_back(arena.gather(order[bucket].bucket, static_cast<int32_t>(bucket)));
+    if (!arena.is_sharded()) continue;
+    calls.push_back(arena.gather(order[bucket].bucket, static_cast<int32_t>(bucket)));
+    if (updates.empty()) continue;
+    calls.back().updates = updates[i];
+    calls.back().tag.what = "gradients, and parameters updated by them";
   }
   const Channel& last = arenas_->last();
   if (&last != &arenas_->grads()) {

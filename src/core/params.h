@@ -39,7 +39,9 @@ class Params {
   // What comes next on the channel of gradients may write parameters: it follows the caller's work, and what still reads them.
   Status order_writes(void* caller);
   // Gathers the buckets of these numbers, which one group shares, once `updated` has come.
-  Status gather(std::span<const uint32_t> buckets, const std::shared_ptr<Event>& updated);
+  // updates: of each bucket, made on the way; or none.
+  Status gather(std::span<const uint32_t> buckets, const std::shared_ptr<Event>& updated,
+                std::span<const std::shared_ptr<const PieceUpdates>> updates = {});
   // An event at the end of what has been submitted here.
   Result<std::shared_ptr<Event>> record();
   // Grows with every change of the parameter's values: an optimizer that has not made it has a stale master.

@@ -20,21 +20,24 @@ Status Gradients::await_sync() {
   return ended.code() == Code::numeric ? Status() : ended;  // gradients are reduced all the same
 }
 
-Status Gradients::sync_for_step(void* caller) {
+Status Gradients::sync_for_step(void* caller, bool keeps) {
   bool open = false;
   {
     std::lock_guard lock(mutex_);
     open = phase_ == Phase::open;
   }
   if (!open) return await_sync();
-  const Status synced = sync(caller, false).status();
+  const Status synced = sync(caller, false, keeps).status();
   return synced.code() == Code::numeric ? Status() : synced;  // the step says so
 }
 
-Status Gradients::check_reduced(const char* call) const {
+Status Gradients::check_reduced(const char* call, bool kept_too) const {
   switch (phase_) {
     case Phase::reduced:
-      return {};
+      if (!kept_ || kept_too) return {};
+      return bad_state(call,
+                       ": the gradients are kept for a step in one pass, which was not taken; take it, or begin anew with "
+                       "mdp_buffer_zero_grad");
     case Phase::failed:
       return bad_state(call, ": the gradients are not whole: ", sync_status_.text());
     case Phase::syncing:

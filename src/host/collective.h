@@ -43,9 +43,11 @@ struct Arguments {
   bool to_f32 = false;        // WindowOp::to_f32
   double* squares = nullptr;  // WindowOp::squares, likewise
   uint64_t squared = 0;
-  std::shared_ptr<const SharedMemory> window = {};  // in windows
-  std::shared_ptr<const Counts> counts = {};        // of pieces of different sizes; for all_to_all_v those that go out
-  std::shared_ptr<const Counts> counts_in = {};     // and those that come in
+  std::shared_ptr<const PieceUpdates> updates = {};  // WindowOp::updates
+  std::shared_ptr<const SharedMemory> grads = {};    // and the window that they read, if there is one
+  std::shared_ptr<const SharedMemory> window = {};   // in windows
+  std::shared_ptr<const Counts> counts = {};         // of pieces of different sizes; for all_to_all_v those that go out
+  std::shared_ptr<const Counts> counts_in = {};      // and those that come in
 };
 
 // One while it runs.
@@ -71,6 +73,7 @@ Status window_reduce_scatter(const Call& call, const SharedMemory& window);
 Status window_all_reduce(const Call& call, const SharedMemory& window);
 Status window_all_gather(const Call& call, const SharedMemory& window);
 Status window_broadcast(const Call& call, const SharedMemory& window);
+Status update_and_gather(const Call& call, const SharedMemory& window);
 
 // On any memory. `count`: elements per rank for reduce_scatter, all_gather and all_to_all, of the whole for all_reduce.
 Status staged_reduce_scatter(const Call& call, const std::byte* from, std::byte* to, size_t count);

@@ -36,14 +36,14 @@ Status in_windows(const Call& call) {
     case Collective::all_reduce:
       return window_all_reduce(call, window);
     case Collective::all_gather:
-      return window_all_gather(call, window);
+      return call.arguments.updates ? update_and_gather(call, window) : window_all_gather(call, window);
     default:  // check() has refused the others
       return window_broadcast(call, window);
   }
 }
 
 Status on_memory(const Call& call) {
-  const auto& [operation, from, to, to_f32, squares, squared, window, counts, counts_in] = call.arguments;
+  const auto& [operation, from, to, to_f32, squares, squared, updates, grads, window, counts, counts_in] = call.arguments;
   switch (operation.kind) {
     case Collective::reduce_scatter:
       return staged_reduce_scatter(call, from, to, operation.count);
@@ -184,6 +184,8 @@ Status HostGroup::together(Stream& stream, std::span<const WindowOp> calls) {
     asked.to_f32 = call.to_f32;
     asked.squares = call.squares;
     asked.squared = call.squared;
+    asked.updates = call.updates;
+    if (call.updates) asked.grads = static_cast<const HostWindow&>(*call.updates->grads).parts();
     asked.window = window.parts();
     asked.counts = call.counts;
     if (Status submitted = submit(stream, std::move(asked)); !submitted) return submitted;

@@ -47,6 +47,7 @@ class HostGroup final : public Group, public std::enable_shared_from_this<HostGr
   int rank() const noexcept override { return rank_; }
   int size() const noexcept override { return static_cast<int>(members_.size()); }
   bool adds_squares() const noexcept override { return size() > 1; }  // one rank has nothing to read
+  bool updates_pieces() const noexcept override { return size() > 1 && !spans_nodes(); }
   const std::vector<int>& members() const noexcept override { return members_; }
   bool spans_nodes() const noexcept { return local_.size() < members_.size(); }
 

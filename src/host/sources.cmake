@@ -54,7 +54,7 @@ set(MEGADP_host_SOURCES
     ucx_library.cc
     ucx_network.cc
     ucx_transport.cc
-    update_blocks.cc
+    update_and_gather.cc update_blocks.cc
     vocabulary.cc
     window_collectives.cc)
 

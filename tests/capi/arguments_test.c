@@ -600,7 +600,7 @@ static void groups_and_steps(void** state) {
     mdp_step_config config;
     const char* part;
   } bad_steps[] = {{{.reserved = 1}, "config.reserved is 1"},
-                   {{.flags = 2}, "config.flags is 2"},
+                   {{.flags = 4}, "config.flags is 4"},
                    {{.lr = -1}, "config.lr is -1"},
                    {{.lr = NAN}, "config.lr is"},
                    {{.loss_scale = -1}, "config.loss_scale is"},

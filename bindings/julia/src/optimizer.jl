@@ -133,15 +133,17 @@ function set_param_group!(optimizer::Optimizer, k::Integer; keywords...)
 end
 
 """
-    step!(optimizer; lr = nothing, loss_scale = nothing, grad_divisor = nothing, report = true, async = false)
+    step!(optimizer; lr = nothing, loss_scale = nothing, grad_divisor = nothing, unchecked = false, report = true, async = false)
     step!(f, optimizer; …)
 
 One step: `sync!` where it was not called, then the update. `lr` replaces the optimizer's from here on; gradients are divided by `loss_scale`, and
 where that is given, a gradient that is not finite makes all ranks skip the step. They are divided by `grad_divisor` too, such as the number of
-microbatches.
+microbatches. With `unchecked` no norm is computed, and what is not finite spreads; `:INVALID` with clipping, a `loss_scale`, a [`Scaler`](@ref) or
+the rule `:caller`. On one node, with `overlap = false` and unless `sync!` came before, on all ranks or none, gradients are then reduced, parameters
+updated and gathered in one pass over memory.
 
 Returns a named tuple: `grad_norm` (of the whole reduced gradient, before clipping), `clip_factor`, `loss_scale`, `step` (taken so far),
-`skipped`, `clipped`; or `nothing` with `report = false`. Without `async`, all parameters are whole then. With `async = true` returns
+`skipped`, `clipped`, `unchecked` (`grad_norm` is NaN then); or `nothing` with `report = false`. Without `async`, all parameters are whole then. With `async = true` returns
 `(report, request)` while they are still gathered: `wait(buffer, i)` or the request waits for them.
 
 With the rule `:caller`, `f(piece)` is called for each piece that this rank owns of a parameter, unless the step is skipped. A piece is a named
@@ -165,7 +167,7 @@ step!(optimizer::Optimizer; keywords...) = step_listed(nothing, [optimizer]; key
 step!(f::Function, optimizer::Optimizer; keywords...) = step_listed(f, [optimizer]; keywords...)
 
 """
-    step_many!(optimizers; loss_scale = nothing, grad_divisor = nothing, report = true, async = false)
+    step_many!(optimizers; loss_scale = nothing, grad_divisor = nothing, unchecked = false, report = true, async = false)
     step_many!(f, optimizers; …)
 
 One step of several optimizers of one buffer, each with parameter groups of its own (`first_param_group` of [`Optimizer`](@ref)): one `sync!`,
@@ -178,15 +180,16 @@ step_many!(optimizers; keywords...) = step_listed(nothing, Optimizer[optimizers.
 step_many!(f::Function, optimizers; keywords...) = step_listed(f, Optimizer[optimizers...]; keywords...)
 
 "What all steps do; `update(config)` comes before the call that ends it."
-function take_step(call, optimizers; update = config -> nothing, lr = nothing, loss_scale = nothing, grad_divisor = nothing, report = true,
-                   async = false)
+function take_step(call, optimizers; update = config -> nothing, lr = nothing, loss_scale = nothing, grad_divisor = nothing,
+                   unchecked = false, report = true, async = false)
     loss_scale === nothing || loss_scale > 0 || throw(invalid("loss_scale is $loss_scale; it has to be more than 0"))
     grad_divisor === nothing || grad_divisor > 0 || throw(invalid("grad_divisor is $grad_divisor; it has to be more than 0"))
     optimizer = optimizers[1]
     live(optimizer)
-    isopen(optimizer.buffer) && sync_for_step!(optimizer.buffer, () -> loss_scale !== nothing || has_scaler(optimizer))
+    isopen(optimizer.buffer) && !unchecked && sync_for_step!(optimizer.buffer, () -> loss_scale !== nothing || has_scaler(optimizer))
     config = Ref(Raw.mdp_step_config(; lr = something(lr, 0.0), loss_scale = something(loss_scale, 0.0), stream = stream_for(optimizer.buffer),
-                                     flags = flags_of((lr, Raw.MDP_STEP_SET_LR)), grad_divisor = something(grad_divisor, 0.0)))
+                                     flags = flags_of((lr, Raw.MDP_STEP_SET_LR), (unchecked ? 1 : nothing, Raw.MDP_STEP_UNCHECKED)),
+                                     grad_divisor = something(grad_divisor, 0.0)))
     found = Ref(Raw.mdp_step_report())
     update(config)
     request = submit(out -> call(config, report ? found : C_NULL, out), optimizers...)
@@ -205,7 +208,8 @@ function sync_for_step!(buffer, skips)
 end
 
 named_step(found) = (grad_norm = found.grad_norm, clip_factor = found.clip_factor, loss_scale = found.loss_scale, step = Int(found.step),
-                     skipped = found.flags & Raw.MDP_STEPPED_SKIPPED != 0, clipped = found.flags & Raw.MDP_STEPPED_CLIPPED != 0)
+                     skipped = found.flags & Raw.MDP_STEPPED_SKIPPED != 0, clipped = found.flags & Raw.MDP_STEPPED_CLIPPED != 0,
+                     unchecked = found.flags & Raw.MDP_STEPPED_UNCHECKED != 0)
 
 """
     averaged(f, optimizer)

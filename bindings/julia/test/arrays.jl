@@ -115,6 +115,23 @@ testcase("an optimizer's state, its pieces, and what a step says") do
     close(buffer)
 end
 
+testcase("a step without a norm") do
+    ends = map(((true, false), (true, true), (false, true))) do (overlap, unchecked)
+        buffer = Buffer(world, [Param("w", (2, 3))]; overlap = overlap)
+        optimizer = MegaDP.Optimizer(buffer; lr = 0.5)
+        put!(buffer, 1, fill(3.0f0, 2, 3))
+        report = step!(optimizer; unchecked = unchecked)
+        @test report.unchecked == unchecked == isnan(report.grad_norm) && report.step == 1
+        put!(buffer, 1, fill(3.0f0, 2, 3))
+        @test caught(() -> step!(optimizer; unchecked = true, loss_scale = 2.0)).kind == :INVALID
+        values = copy(param_view(buffer, 1))
+        close(optimizer)
+        close(buffer)
+        values
+    end
+    @test ends[1] == ends[2] == ends[3]
+end
+
 testcase("parameters are known by their names too") do
     buffer = Buffer(world, [Param("w", (2, 3)), Param("still", (4,); frozen = true), Param("b", (3,))]; sharding = :zero0, bucket_elements = 1)
     optimizer = MegaDP.Optimizer(buffer; lr = 0.5)

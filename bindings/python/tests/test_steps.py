@@ -38,6 +38,33 @@ class Steps(unittest.TestCase):
         """))
         self.assertEqual(out.splitlines(), [str([[[-2.0, -2.0, 2.0], [-2.0, -2.0]]] * 2)] * 2)
 
+    def test_unchecked(self):
+        """Without a norm, in one pass or not, parameters become the same bits."""
+        out = support.check_ended(self, support.run_source(2, """
+            import array, math, megadp
+            with megadp.Comm() as comm:
+                ended = []
+                for overlap, unchecked in ((True, False), (True, True), (False, True)):
+                    buffer = megadp.Buffer(comm, {"w": (3,), "b": (2,)}, overlap=overlap)
+                    optimizer = megadp.Optimizer(buffer, lr=0.5)
+                    for step in range(3):
+                        buffer.put("b", array.array("f", [3 * comm.rank + step, 1]))
+                        buffer.put("w", array.array("f", [1, 2 * comm.rank, -4 * comm.rank]))
+                        report = optimizer.step(unchecked=unchecked)
+                        assert report.unchecked == unchecked == math.isnan(report.grad_norm) and report.step == step + 1, report
+                    buffer.verify()
+                    ended.append([buffer.read(name, array.array("f", [0] * size)).tobytes() for name, size in (("w", 3), ("b", 2))])
+                assert ended[0] == ended[1] == ended[2], ended
+                buffer.put("b", array.array("f", [1, 1]))
+                buffer.put("w", array.array("f", [1, 1, 1]))
+                try:
+                    optimizer.step(loss_scale=2, unchecked=True)
+                except megadp.MegaDPError as error:
+                    print(isinstance(error, megadp.InvalidError), "MDP_STEP_UNCHECKED" in str(error), flush=True)
+                optimizer.step(unchecked=True)
+        """))
+        self.assertEqual(out.split(), ["True"] * 4)
+
     def test_a_step_without_a_gradient(self):
         """All ranks are told as by a sync; nothing has changed, and the step can begin anew."""
         out = support.check_ended(self, support.run_source(2, """

@@ -160,7 +160,7 @@ func stepOf(t *testing.T, buffer *megadp.Buffer, grad float32, options megadp.Op
 			t.Fatal(err)
 		}
 	}
-	if report, err := optimizer.Step(megadp.StepOptions{}); report.Step != 1 || err != nil {
+	if report, err := optimizer.Step(megadp.StepOptions{}); report.Step != 1 || report.Unchecked || err != nil {
 		t.Fatal(report, err)
 	}
 	return optimizer

@@ -87,11 +87,13 @@ type OptimizerOptions struct {
 
 // StepOptions of one step. LR replaces the optimizer's from this step on (0: unchanged, unless SetLR). Gradients are divided by LossScale;
 // with one given, a gradient that is not finite makes all ranks skip the step. By GradDivisor, such as the number of microbatches, they are
-// divided too. Stream, with CUDA: the address of the cudaStream_t that the
+// divided too. Unchecked: no norm is computed, and what is not finite spreads; EInvalid with clipping, a LossScale or scaler, RuleCaller. On
+// one node, without overlap and unless Buffer.Sync came before, gradients are then reduced, parameters updated and gathered in one pass.
+// Stream, with CUDA: the address of the cudaStream_t that the
 // step's work goes with; 0, as all other calls here have it: the device's default stream.
 type StepOptions struct {
 	LR, LossScale, GradDivisor float64
-	SetLR                      bool
+	SetLR, Unchecked           bool
 	Stream                     uintptr
 }
 
@@ -101,6 +103,7 @@ func (o StepOptions) raw() shim.StepOptions {
 	raw.SetLoss_scale(o.LossScale)
 	raw.SetGrad_divisor(o.GradDivisor)
 	raw.SetStream(int64(o.Stream))
+	raw.SetUnchecked(o.Unchecked)
 	return raw
 }
 
@@ -108,7 +111,7 @@ func (o StepOptions) raw() shim.StepOptions {
 type StepReport struct {
 	GradNorm, ClipFactor, LossScale float64
 	Step                            int64
-	Skipped, Clipped                bool
+	Skipped, Clipped, Unchecked     bool
 }
 
 // Optimizer is a Rule over this rank's shard.
@@ -187,7 +190,8 @@ func (o *Optimizer) Step(options StepOptions) (StepReport, error) {
 
 func reportOf(raw shim.StepReport) StepReport {
 	defer shim.DeleteStepReport(raw)
-	return StepReport{raw.GetGrad_norm(), raw.GetClip_factor(), raw.GetLoss_scale(), raw.GetStep(), raw.GetSkipped(), raw.GetClipped()}
+	return StepReport{raw.GetGrad_norm(), raw.GetClip_factor(), raw.GetLoss_scale(), raw.GetStep(), raw.GetSkipped(), raw.GetClipped(),
+		raw.GetUnchecked()}
 }
 
 // StartStep takes a step without a report; the request ends when all parameters are whole. It waits for the sync alone, if that was not

@@ -49,14 +49,17 @@ struct Scaler {
 
 /// lr replaces the optimizer's from this step on, if it is given. Gradients are divided by loss_scale; with one given, a
 /// gradient that is not finite makes all ranks skip the step. By grad_divisor, such as the number of microbatches, they are divided too.
-/// stream, with CUDA: the address of the cudaStream_t that the step's work goes with; 0, as all other calls here have it: the device's
-/// default stream.
+/// unchecked: no norm is computed, and what is not finite spreads; E_INVALID with clipping, a loss_scale or scaler, a rule of the caller's.
+/// On one node, without overlap and unless Buffer.sync came before, gradients are then reduced, parameters updated and gathered in one
+/// pass. stream, with CUDA: the address of the cudaStream_t that the step's work goes with; 0, as all other calls here have it: the
+/// device's default stream.
 struct StepOptions {
   Given lr = 0.0;
   double loss_scale = 0.0;
   double grad_divisor = 0.0;
   long long stream = 0;
   bool set_lr = false;
+  bool unchecked = false;
 
 #ifndef SWIG
   mdp_step_config config() const {
@@ -66,7 +69,7 @@ struct StepOptions {
     config.loss_scale = loss_scale;
     config.grad_divisor = grad_divisor;
     config.stream = reinterpret_cast<mdp_stream>(static_cast<intptr_t>(stream));
-    config.flags = set_lr ? MDP_STEP_SET_LR : 0;
+    config.flags = (set_lr ? MDP_STEP_SET_LR : 0) | (unchecked ? MDP_STEP_UNCHECKED : 0);
     return config;
   }
 #endif

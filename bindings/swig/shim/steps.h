@@ -6,7 +6,8 @@
 
 namespace megadp {
 
-/// As mdp_step_report: the gradient's norm before clipping, how many steps were taken, and whether this one was skipped or clipped.
+/// As mdp_step_report: the gradient's norm before clipping, how many steps were taken, and whether this one was skipped, clipped or
+/// not checked: then the norm is NaN.
 struct StepReport {
   double grad_norm = 0.0;
   double clip_factor = 1.0;
@@ -14,6 +15,7 @@ struct StepReport {
   long long step = 0;
   bool skipped = false;
   bool clipped = false;
+  bool unchecked = false;
 
 #ifndef SWIG
   static StepReport of(const mdp_step_report& report) {
@@ -24,6 +26,7 @@ struct StepReport {
     found.step = static_cast<long long>(report.step);
     found.skipped = (report.flags & MDP_STEPPED_SKIPPED) != 0;
     found.clipped = (report.flags & MDP_STEPPED_CLIPPED) != 0;
+    found.unchecked = (report.flags & MDP_STEPPED_UNCHECKED) != 0;
     return found;
   }
 #endif

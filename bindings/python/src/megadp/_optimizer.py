@@ -23,7 +23,8 @@ from ._waiting import run, wait_for
 @dataclass(frozen=True)
 class StepReport:
     """What a step did. grad_norm: the optimizer's norm of the whole gradient over all ranks, divided, before clipping. clip_factor: 1 where it was not
-    clipped. step: steps taken so far, skipped ones not counted. skipped: a gradient was not finite, so nothing was changed."""
+    clipped. step: steps taken so far, skipped ones not counted. skipped: a gradient was not finite, so nothing was changed. unchecked: as
+    it was asked for, and grad_norm is nan."""
 
     grad_norm: float
     clip_factor: float
@@ -31,6 +32,7 @@ class StepReport:
     step: int
     skipped: bool
     clipped: bool
+    unchecked: bool = False
 
 
 class Optimizer(Closable):
@@ -102,15 +104,18 @@ class Optimizer(Closable):
         return Tensor(out, lease)
 
     def step(self, lr: Optional[float] = None, loss_scale: Optional[float] = None, *, grad_divisor: Optional[float] = None,
-             report: bool = True, wait: bool = True, stream: int = 0) -> Optional[StepReport]:
+             unchecked: bool = False, report: bool = True, wait: bool = True, stream: int = 0) -> Optional[StepReport]:
         """Takes one step: Buffer.sync where it was not called, then the update. lr: from this step on. loss_scale: gradients are divided by
         it, and a non-finite one makes all ranks skip the step, as with a scaler, beside which it is refused; without either, that is
         NUMERIC on all ranks. Either way nothing has changed. grad_divisor: they are divided by it too, such as the number of microbatches.
+        unchecked: no norm is computed, and what is not finite spreads; INVALID with clipping, a loss_scale or scaler, the rule "caller". On
+        one node, with overlap=False and unless Buffer.sync came before, on all ranks or none, gradients are then reduced, parameters
+        updated and gathered in one pass over memory.
 
         wait=True returns when all parameters are whole. wait=False returns while they are still gathered, as soon as the report is known
         (with report=False as soon as gradients are reduced); Buffer.wait then waits for one or all of them. Collective over the world.
         Raises MegaDPError: INVALID, STATE (as Buffer.sync, or that has failed before), NUMERIC, those of a lost communicator."""
-        config = _step_config(loss_scale, grad_divisor, stream, lr)
+        config = _step_config(loss_scale, grad_divisor, stream, lr, unchecked)
         found: Optional[StepReport] = calling([self._update], lambda: _take(self, lib.mdp_optimizer_step, config, report, wait))
         return found
 
@@ -213,7 +218,7 @@ class Optimizer(Closable):
 
 
 def step_many(optimizers: Sequence[Optimizer], loss_scale: Optional[float] = None, *, grad_divisor: Optional[float] = None,
-              report: bool = True, wait: bool = True, stream: int = 0) -> Optional[StepReport]:
+              unchecked: bool = False, report: bool = True, wait: bool = True, stream: int = 0) -> Optional[StepReport]:
     """One step of several optimizers of one buffer, each made with first_param_group, which have all trained parameters between them: one
     sync, one norm and one report, and all of them skip it or none. They clip alike; only the first may have a scaler, which is all
     theirs. Learning rates are set by set_param_group. Collective over the world, with the same list. All else as Optimizer.step.
@@ -225,7 +230,7 @@ def step_many(optimizers: Sequence[Optimizer], loss_scale: Optional[float] = Non
         kinds = ctypes.POINTER(_raw.mdp_optimizer) * len(handles)
         return inside(handles, lambda *pointers: lib.mdp_optimizer_step_many(kinds(*pointers), len(pointers), *arguments))
 
-    config = _step_config(loss_scale, grad_divisor, stream)
+    config = _step_config(loss_scale, grad_divisor, stream, unchecked=unchecked)
     found: Optional[StepReport] = calling([each._update for each in listed], lambda: _take(listed[0], call, config, report, wait))
     return found
 
@@ -247,9 +252,10 @@ def _checked(optimizers: Sequence[Optimizer]) -> List[Optimizer]:
     return listed
 
 
-def _step_config(loss_scale: Optional[float], grad_divisor: Optional[float], stream: int, lr: Optional[float] = None) -> Any:
+def _step_config(loss_scale: Optional[float], grad_divisor: Optional[float], stream: int, lr: Optional[float] = None,
+                 unchecked: bool = False) -> Any:
     return sized(_raw.mdp_step_config, loss_scale=divisor(loss_scale, "loss_scale"), grad_divisor=divisor(grad_divisor, "grad_divisor"),
-                 stream=stream or None, lr=lr or 0.0, flags=0 if lr is None else _raw.MDP_STEP_SET_LR)
+                 stream=stream or None, lr=lr or 0.0, flags=(0 if lr is None else _raw.MDP_STEP_SET_LR) | (_raw.MDP_STEP_UNCHECKED if unchecked else 0))
 
 
 def _take(optimizer: Optimizer, function: Any, config: Any, report: bool, wait: bool) -> Optional[StepReport]:
@@ -264,4 +270,5 @@ def _take(optimizer: Optimizer, function: Any, config: Any, report: bool, wait: 
 
 def _report(found: Any) -> StepReport:
     return StepReport(found.grad_norm, found.clip_factor, found.loss_scale, found.step,
-                      bool(found.flags & _raw.MDP_STEPPED_SKIPPED), bool(found.flags & _raw.MDP_STEPPED_CLIPPED))
+                      bool(found.flags & _raw.MDP_STEPPED_SKIPPED), bool(found.flags & _raw.MDP_STEPPED_CLIPPED),
+                      bool(found.flags & _raw.MDP_STEPPED_UNCHECKED))

@@ -233,15 +233,17 @@ class DataParallel(Gradients):
             yield
 
     def step(self, lr: Optional[float] = None, loss_scale: Optional[float] = None, *,
-             grad_divisor: Optional[float] = None) -> Optional[StepReport]:
+             grad_divisor: Optional[float] = None, unchecked: bool = False) -> Optional[StepReport]:
         """sync, then a step of the optimizer; with loss_scale, or a scaler of optimizer, a gradient that is not finite makes all ranks skip it. Returns when
         its report is known; parameters are still gathered, and read waits for them. Collective; blocking.
+        unchecked: as of Optimizer.step, which syncs then.
         Raises as sync and Optimizer.step; after STATE and NUMERIC nothing has changed, and the next step can begin."""
         if self._elements is not None:
             refuse_beside(dict(lr=lr))
-        self._sync(skips=loss_scale is not None or self.optimizer._scales)
+        if not unchecked:
+            self._sync(skips=loss_scale is not None or self.optimizer._scales)
         try:
-            return self.optimizer.step(lr, loss_scale, grad_divisor=grad_divisor, wait=False)
+            return self.optimizer.step(lr, loss_scale, grad_divisor=grad_divisor, unchecked=unchecked, wait=False)
         except MegaDPError as error:
             self._begin_anew(error)
             raise

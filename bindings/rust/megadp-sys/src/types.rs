@@ -168,9 +168,11 @@ pub const MDP_OPTIMIZER_CHECK_UPDATE: u64 = 128;
 pub const MDP_SCALER_CONSTANT: u64 = 1;
 
 pub const MDP_STEP_SET_LR: u64 = 1;
+pub const MDP_STEP_UNCHECKED: u64 = 2;
 
 pub const MDP_STEPPED_SKIPPED: u64 = 1;
 pub const MDP_STEPPED_CLIPPED: u64 = 2;
+pub const MDP_STEPPED_UNCHECKED: u64 = 4;
 
 pub const MDP_RANDOM_UNSET: mdp_random = 0;
 pub const MDP_RANDOM_REPLICATED: mdp_random = 1;

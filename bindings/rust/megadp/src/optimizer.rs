@@ -40,6 +40,14 @@ impl StepOptions {
         self
     }
 
+    /// No norm is computed, and what is not finite spreads; INVALID with clipping, a loss scale or scaler, [`Rule::Caller`](crate::Rule::Caller).
+    /// On one node, with [`BufferBuilder::no_overlap`](crate::BufferBuilder::no_overlap) and unless a sync came before, on all ranks or
+    /// none, gradients are then reduced, parameters updated and gathered in one pass over memory.
+    pub fn unchecked(mut self) -> Self {
+        self.raw.flags |= sys::MDP_STEP_UNCHECKED;
+        self
+    }
+
     /// With CUDA: the stream that the step's work goes with; the device's default stream unless said.
     ///
     /// # Safety
@@ -66,6 +74,8 @@ pub struct StepReport {
     pub skipped: bool,
     /// The gradient was scaled down to the largest norm.
     pub clipped: bool,
+    /// As [`StepOptions::unchecked`] asks for; the norm is NaN.
+    pub unchecked: bool,
 }
 
 /// What an optimizer keeps for each element: the master, and what its [`Rule`](crate::Rule) needs.
@@ -396,6 +406,9 @@ pub(crate) fn ready<'o, 'a>(
         return Err(Error::new(Code::Invalid, "optimizers is empty; give at least one"));
     };
     optimizers.iter().try_for_each(|optimizer| optimizer.check_buffer(gradients.buffer()))?;
+    if options.raw.flags & sys::MDP_STEP_UNCHECKED != 0 {
+        return Ok((first, gradients.into_buffer())); // the step syncs: it may then add up the buckets itself
+    }
     Ok((first, gradients.sync(|| options.raw.loss_scale != 0.0 || first.has_scaler())?))
 }
 
@@ -423,6 +436,7 @@ pub(crate) fn finish(
         step: report.step,
         skipped: report.flags & sys::MDP_STEPPED_SKIPPED != 0,
         clipped: report.flags & sys::MDP_STEPPED_CLIPPED != 0,
+        unchecked: report.flags & sys::MDP_STEPPED_UNCHECKED != 0,
     };
     Ok((report, request))
 }

@@ -260,6 +260,13 @@ impl<'a> ToStep<'a> {
         }
     }
 
+    pub(crate) fn into_buffer(self) -> &'a mut Buffer {
+        match self {
+            ToStep::Buffer(buffer) => buffer,
+            ToStep::Synced(synced) => synced.buffer,
+        }
+    }
+
     /// Here and not in the library's step, so that no other call waits for the tree while ranks are waited for. `skips`: whether
     /// gradients that are not finite make all ranks skip the step.
     pub(crate) fn sync(self, skips: impl FnOnce() -> bool) -> Result<&'a mut Buffer> {
@@ -268,7 +275,7 @@ impl<'a> ToStep<'a> {
                 Err(error) if error.code != Code::Numeric || !skips() => Err(error),
                 _ => Ok(buffer),
             },
-            ToStep::Synced(synced) => Ok(synced.buffer),
+            synced => Ok(synced.into_buffer()),
         }
     }
 }

@@ -9,6 +9,30 @@ use megadp::{
 use ranks::{alone, register, small, threads};
 
 #[test]
+fn a_step_without_a_norm_has_the_same_bits() {
+    threads(2, |comm| {
+        let rank = comm.rank().unwrap();
+        let train = |builder: BufferBuilder, options: StepOptions| {
+            let mut buffer = builder.register(&comm, &[Param::new("w", &[3]), Param::new("b", &[2])]).unwrap();
+            let mut optimizer = Optimizer::builder().lr(0.5).create(&buffer).unwrap();
+            for step in 0..3 {
+                buffer.gradients().put(1, &[(3 * rank + step) as f32, 1.0]).unwrap();
+                buffer.gradients().put(0, &[1.0, 2.0 * rank as f32, -4.0]).unwrap();
+                let report = optimizer.step(&mut buffer, &options).unwrap();
+                assert_eq!((report.unchecked, report.step), (report.grad_norm.is_nan(), step as u64 + 1));
+            }
+            buffer.verify().unwrap();
+            let refused = optimizer.step(&mut buffer, &options.unchecked().loss_scale(2.0)).unwrap_err();
+            assert_eq!(refused.code, Code::Invalid);
+            [0, 1].map(|param| buffer.param::<f32>(param).unwrap().iter().map(|value| value.to_bits()).collect::<Vec<_>>())
+        };
+        let expected = train(Buffer::builder(), StepOptions::default());
+        assert_eq!(train(Buffer::builder(), StepOptions::default().unchecked()), expected);
+        assert_eq!(train(Buffer::builder().no_overlap(), StepOptions::default().unchecked()), expected);
+    });
+}
+
+#[test]
 fn collectives_give_what_they_say() {
     threads(2, |comm| {
         let rank = comm.rank().unwrap();

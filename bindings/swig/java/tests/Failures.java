@@ -125,6 +125,13 @@ public final class Failures {
         scaled.setLossScale(2);
         StepReport report = optimizer.step(scaled);
         check(report.getSkipped() && report.getStep() == 0, "a step with a loss scale is skipped");
+        buffer.put(1, B);
+        buffer.put(0, W);
+        scaled.setUnchecked(true);
+        fails(Status.E_INVALID, () -> optimizer.step(scaled), "MDP_STEP_UNCHECKED (2), but config.loss_scale is given");
+        scaled.setLossScale(0);
+        StepReport unchecked = optimizer.step(scaled);
+        check(unchecked.getUnchecked() && Double.isNaN(unchecked.getGradNorm()) && unchecked.getStep() == 1, "a step without a norm");
       }
     }
   }
