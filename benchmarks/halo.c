@@ -1,15 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The halo of a field of N x N f32 cut over ROWS x COLUMNS ranks, exchanged again and again, each time after the part's rim was written:
- * microseconds each, beside a plain copy of as many bytes as a rank sends, a five-point stencil of the inside alone, and both at once.
- * Prints a line of JSON. Started by compare_halos.sh.
+ * microseconds each, beside a bare copy of as many bytes from memory that the neighbours share and have just written, a five-point stencil
+ * of the inside alone, and exchange and stencil at once. Prints a line of JSON. Started by compare_halos.sh, on one node.
  *
  * usage: megadp run -n RANKS bench_halo N ROWS COLUMNS WIDTH [ROUNDS [EXCHANGES]]      (20 rounds of 50 exchanges)
  * With BENCH_HALO_OWN in the environment fields are memory of the program's own, not the library's. */
+#define _GNU_SOURCE /* memfd_create */
+#include <fcntl.h>
 #include <megadp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "rim.h"
 #include "times.h"
@@ -26,8 +30,16 @@ typedef struct {
   mdp_halo* halo;
   mdp_tensor field;
   int64_t part[2], width, sent; /* sent: bytes */
-  float *data, *out, *from, *to;
+  float *data, *out;
+  /* Of the bare copy: every rank has a place for each side in memory that all share; this rank's, its neighbours', and where it copies to.
+   */
+  char *mine, *theirs[4], *to;
+  size_t side;
 } bench;
+
+static size_t bytes_of_side(const bench* b, int side) {
+  return sizeof(float) * (size_t)(b->width * b->part[1 - side / 2]);
+}
 
 static void stencil(const bench* b) {
   const int64_t row = b->part[1] + 2 * b->width;
@@ -51,7 +63,11 @@ typedef enum {
 static void once(const bench* b, what kind) {
   if (kind == EXCHANGE || kind == BOTH) MUST(mdp_halo_start(b->halo, &b->field, 1, 0, NULL));
   if (kind == STENCIL || kind == BOTH) stencil(b);
-  if (kind == COPY) memcpy(b->to, b->from, (size_t)b->sent);
+  if (kind == COPY) {
+    for (int s = 0; s < 4; ++s) {
+      if (b->theirs[s] != NULL) memcpy(b->to + (size_t)s * b->side, b->theirs[s], bytes_of_side(b, s));
+    }
+  }
   if (kind == EXCHANGE || kind == BOTH) MUST(mdp_halo_finish(b->halo, NULL));
 }
 
@@ -61,6 +77,8 @@ static double round_of(const bench* b, what kind, int exchanges) {
   MUST(mdp_barrier(b->comm, NULL));
   for (int i = 0; i < exchanges; ++i) {
     if (kind == EXCHANGE || kind == BOTH) write_rim(b->data, b->part[0], b->part[1], b->width, (float)i);
+    if (kind == COPY) memset(b->mine, i, 4 * b->side);
+    MUST(mdp_barrier(b->comm, NULL)); /* else the slower one's writing would be in the other's time */
     const double begin = now_us();
     once(b, kind);
     each += (now_us() - begin) / exchanges;
@@ -69,6 +87,39 @@ static double round_of(const bench* b, what kind, int exchanges) {
   const mdp_tensor slowest = {.struct_size = sizeof slowest, .dtype = MDP_DTYPE_F64, .ndim = 1, .shape = &one, .data = &each};
   MUST(mdp_all_reduce(b->comm, &slowest, &slowest, MDP_OP_MAX, NULL, NULL));
   return each;
+}
+
+/* Memory of rank 0's, which the others open by its process. */
+static char* shared_by_all(mdp_comm* comm, size_t bytes) {
+  const int64_t two = 2;
+  int64_t where[2] = {getpid(), -1};
+  const int first = mdp_comm_rank(comm) == 0;
+  if (first) where[1] = memfd_create("bench_halo", 0);
+  if (first && ftruncate((int)where[1], (off_t)bytes) != 0) exit(1);
+  const mdp_tensor told = {.struct_size = sizeof told, .dtype = MDP_DTYPE_I64, .ndim = 1, .shape = &two, .data = where};
+  MUST(mdp_broadcast(comm, &told, 0, NULL, NULL));
+  char path[64];
+  snprintf(path, sizeof path, "/proc/%lld/fd/%lld", (long long)where[0], (long long)where[1]);
+  const int fd = open(path, O_RDWR);
+  char* const memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (fd < 0 || memory == MAP_FAILED) exit(1);
+  MUST(mdp_barrier(comm, NULL));
+  return memory;
+}
+
+static void share(bench* b, const int64_t* grid, const int64_t* place) {
+  b->side = bytes_of_side(b, b->part[0] > b->part[1] ? 2 : 0) + 4096;
+  char* const all = shared_by_all(b->comm, 4 * b->side * (size_t)(grid[0] * grid[1]));
+  b->mine = all + 4 * b->side * (size_t)(place[0] * grid[1] + place[1]);
+  b->to = calloc(4, b->side);
+  if (b->to == NULL) exit(1);
+  for (int s = 0; s < 4; ++s) {
+    int64_t at[2] = {place[0], place[1]};
+    at[s / 2] += s % 2 == 0 ? -1 : 1;
+    if (at[s / 2] < 0 || at[s / 2] >= grid[s / 2]) continue;
+    b->theirs[s] = all + 4 * b->side * (size_t)(at[0] * grid[1] + at[1]) + (size_t)(s ^ 1) * b->side;
+    b->sent += (int64_t)bytes_of_side(b, s);
+  }
 }
 
 static void measure(const bench* b, int rounds, int exchanges, double* medians) {
@@ -99,17 +150,14 @@ int main(int argc, char** argv) {
   MUST(mdp_halo_create(b.comm, &config, &b.halo));
   int64_t place[2];
   MUST(mdp_halo_place(b.halo, place, NULL, NULL));
-  for (int d = 0; d < 2; ++d) b.sent += (int64_t)sizeof(float) * b.width * b.part[1 - d] * ((place[d] > 0) + (place[d] < grid[d] - 1));
+  share(&b, grid, place);
   const size_t bytes = (size_t)(padded[0] * padded[1]) * sizeof(float);
   mdp_tensor lent[2] = {{.struct_size = sizeof lent[0]}, {.struct_size = sizeof lent[1]}};
   for (uint64_t i = 0; i < 2; ++i) MUST(mdp_halo_array(b.halo, i, &lent[i]));
   const int own = getenv("BENCH_HALO_OWN") != NULL;
   b.data = own ? calloc(1, bytes) : lent[0].data;
   b.out = own ? calloc(1, bytes) : lent[1].data;
-  b.from = calloc(1, (size_t)b.sent + 1);
-  b.to = calloc(1, (size_t)b.sent + 1);
-  if (b.data == NULL || b.out == NULL || b.from == NULL || b.to == NULL) return 1;
-  memset(b.from, 1, (size_t)b.sent);
+  if (b.data == NULL || b.out == NULL) return 1;
   for (int64_t i = 0; i < padded[0] * padded[1]; ++i) b.data[i] = 1; /* or it is all one page of zeros */
   b.field = (mdp_tensor){.struct_size = sizeof b.field, .dtype = MDP_DTYPE_F32, .ndim = 2, .shape = padded, .data = b.data};
   double medians[MEASURED];

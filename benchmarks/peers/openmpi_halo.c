@@ -54,6 +54,7 @@ static double median_of(const Bench* b, void (*once)(const Bench*), int rounds, 
     MPI_Barrier(b->grid);
     for (i = 0; i < exchanges; ++i) {
       write_rim(b->data, b->part[0], b->part[1], b->width, (float)i);
+      MPI_Barrier(b->grid);
       begin = MPI_Wtime();
       once(b);
       mine += (MPI_Wtime() - begin) * 1e6 / exchanges;
