@@ -77,7 +77,9 @@ static double round_of(const bench* b, what kind, int exchanges) {
   MUST(mdp_barrier(b->comm, NULL));
   for (int i = 0; i < exchanges; ++i) {
     if (kind == EXCHANGE || kind == BOTH) write_rim(b->data, b->part[0], b->part[1], b->width, (float)i);
-    if (kind == COPY) memset(b->mine, i, 4 * b->side);
+    for (int s = 0; s < 4 && kind == COPY; ++s) {
+      if (b->theirs[s] != NULL) memset(b->mine + (size_t)s * b->side, i, bytes_of_side(b, s));
+    }
     MUST(mdp_barrier(b->comm, NULL)); /* else the slower one's writing would be in the other's time */
     const double begin = now_us();
     once(b, kind);

@@ -35,7 +35,7 @@ constexpr const char* kAbout =
     "RATIO times as long as the communication alone (reductions, step, gathers). In turns: the computing alone, the communication alone, "
     "and\n"
     "whole steps. exposed is what the steps take longer than the computing, as a part of the communication. A round counts as its slowest\n"
-    "rank; figures are medians. With more ranks than processors the communication takes these from the computing, and counts as exposed.\n"
+    "rank; figures are medians. Where all processors compute the communication takes them from the computing, and counts as exposed.\n"
     "Among the ranks of `megadp run`, on one node or several, it measures among these.";
 
 void print(const Options& options, const OverlapOutcome& outcome) {
