@@ -499,7 +499,7 @@ typedef struct { /* of reduced gradients */
 typedef struct { /* sums since registration; times in nanoseconds */
   uint32_t struct_size;
   uint32_t reserved;
-  uint64_t comm_ns;              /* that gradient and parameter collectives took */
+  uint64_t comm_ns;              /* that gradient and parameter collectives took, one after another */
   uint64_t exposed_ns;           /* that callers waited for them (sync, step, param_wait) */
   uint64_t bytes;                /* of buckets reduced and gathered */
   uint64_t buckets;              /* launched */
@@ -898,7 +898,7 @@ MDP_API mdp_status mdp_optimizer_scale(mdp_optimizer* optimizer, mdp_tensor* out
  * config.loss_scale (MDP_STEPPED_SKIPPED), and is NUMERIC otherwise; either way nothing has changed on any rank. Collective over the world.
  * Returns when all parameters are whole; with out once the report is known, while parameters are gathered. With CUDA a step without
  * report does not wait for its work: NUMERIC is then the outcome of the request, or of the next step, which is not taken. UNCHECKED with
- * NO_OVERLAP on one node, unless mdp_grad_sync came before: one pass over memory.
+ * NO_OVERLAP on one node, without mdp_grad_sync (all ranks alike): one pass.
  * Errors: STATE (as mdp_grad_sync, or that failed), NUMERIC, INVALID (UNCHECKED with clipping, scaling, CALLER). */
 MDP_API mdp_status mdp_optimizer_step(mdp_optimizer* optimizer, const mdp_step_config* config, mdp_step_report* report, mdp_request** out);
 

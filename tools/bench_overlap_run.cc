@@ -14,6 +14,17 @@ namespace {
 
 constexpr int kSteps = 4;  // of a round, timed from the end of one before them: gathers of a step are under way in the next
 
+// One dimension, which lives as long as *count.
+mdp_tensor tensor_of(mdp_dtype dtype, const int64_t* count, void* data) {
+  mdp_tensor tensor{};
+  tensor.struct_size = sizeof tensor;
+  tensor.dtype = dtype;
+  tensor.ndim = 1;
+  tensor.shape = count;
+  tensor.data = data;
+  return tensor;
+}
+
 // Arithmetic on what the nearest cache holds: a piece takes a few microseconds.
 class Arithmetic {
  public:
@@ -92,15 +103,10 @@ Status OverlapBench::open() {
 
 // Rank r's gradients are r + 1 everywhere, so the mean is half of the ranks and one more.
 Status OverlapBench::check_averages() {
-  const float value = static_cast<float>(mdp_comm_rank(comm_)) + 1;
+  float value = static_cast<float>(mdp_comm_rank(comm_)) + 1;
   const int64_t each = task_.numel / task_.layers, repeated = 0;
-  mdp_tensor grad{};
-  grad.struct_size = sizeof grad;
-  grad.dtype = MDP_DTYPE_F32;
-  grad.ndim = 1;
-  grad.shape = &each;
+  mdp_tensor grad = tensor_of(MDP_DTYPE_F32, &each, &value);
   grad.strides = &repeated;
-  grad.data = const_cast<float*>(&value);
   for (size_t i = layers(); i-- > 0;) {
     if (Status put = api_status(mdp_grad_put(buffer_, i, &grad, 0, nullptr)); !put) return put;
   }
@@ -149,12 +155,7 @@ Status OverlapBench::step(bool communicates, double pieces) {
 
 Result<double> OverlapBench::largest(double value) const {
   const int64_t one = 1;
-  mdp_tensor tensor{};
-  tensor.struct_size = sizeof tensor;
-  tensor.dtype = MDP_DTYPE_F64;
-  tensor.ndim = 1;
-  tensor.shape = &one;
-  tensor.data = &value;
+  const mdp_tensor tensor = tensor_of(MDP_DTYPE_F64, &one, &value);
   if (Status reduced = api_status(mdp_all_reduce(comm_, &tensor, &tensor, MDP_OP_MAX, nullptr, nullptr)); !reduced) return reduced;
   return value;
 }

@@ -13,11 +13,12 @@ using namespace megadp;
 
 namespace {
 
-mdp_status view_of(mdp_buffer* buffer, size_t param, mdp_tensor* out, Result<Arenas::View> (Arenas::*get)(size_t) const) {
+template <class Lend>
+mdp_status view_of(mdp_buffer* buffer, size_t param, mdp_tensor* out, const Lend& lend) {
   return guard([&]() -> Status {
     if (Status status = check_output(out, "out"); !status) return status;
     if (Status status = check_handle(buffer, "buffer", Need::process); !status) return status;
-    auto view = (buffer->object->arenas().*get)(param);
+    auto view = lend(*buffer->object, param);
     if (!view) return view.status();
     give_view(place_of(*buffer), *view, out);
     return {};
@@ -84,13 +85,15 @@ mdp_status mdp_buffer_owned(mdp_buffer* buffer, mdp_range* ranges, size_t capaci
 }
 
 mdp_status mdp_buffer_param_view(mdp_buffer* buffer, size_t param, mdp_tensor* out) {
-  return view_of(buffer, param, out, &Arenas::param_view);
+  return view_of(buffer, param, out, [](Buffer& object, size_t i) { return object.arenas().param_view(i); });
 }
 
 mdp_status mdp_buffer_grad_view(mdp_buffer* buffer, size_t param, mdp_tensor* out) {
-  const mdp_status lent = view_of(buffer, param, out, &Arenas::grad_view);
-  if (lent == MDP_OK) buffer->object->gradients().note_view();
-  return lent;
+  return view_of(buffer, param, out, [](Buffer& object, size_t i) {
+    auto view = object.arenas().grad_view(i);
+    if (view) object.gradients().note_view();
+    return view;
+  });
 }
 
 mdp_status mdp_buffer_find(mdp_buffer* buffer, const char* name, size_t* param) {

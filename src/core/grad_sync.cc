@@ -196,7 +196,8 @@ Result<std::shared_ptr<Request>> Gradients::sync(void* consumer, bool want_reque
     stats_.exposed_ns += now_ns() - begin;
   }
   if (!outcome && outcome.code() != Code::state && outcome.code() != Code::numeric) return outcome;
-  // On the host the reductions have finished before the agreement. Also if the agreement failed: gradients may be written anew.
+  // On the host the reductions have finished before the agreement, or are kept. Also if the agreement failed: gradients may be written
+  // anew.
   if (Status ordered = arenas_->grads().stream().make_caller_wait(consumer, *reduced_); !ordered) return ordered;
   if (!outcome) return outcome;
   return std::shared_ptr<Request>();

@@ -241,7 +241,7 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   // In optimizer_unchecked.cc.
   Status check_unchecked(Together optimizers, const StepOptions& options) const;
   Status submit_no_norm();
-  bool steps_in_one_pass(Together optimizers) const;
+  bool may_be_in_one_pass(Together optimizers, const StepOptions& options) const;
   Status submit_in_one_pass(Together optimizers, const Step& step);
   Result<std::shared_ptr<Memory>> outcome_place();
   Status unseen_outcome(std::unique_lock<std::mutex>* lock);

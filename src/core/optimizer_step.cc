@@ -249,7 +249,7 @@ Status Optimizer::make_ready(Together optimizers, const StepOptions& options, co
     if (Status whole = each->check_whole("mdp_optimizer_step"); !whole) return whole;
   }
   if (Status together = agree_together(optimizers, mine); !together) return together;
-  return buffer_->gradients().sync_for_step(options.caller, options.unchecked && steps_in_one_pass(optimizers));
+  return buffer_->gradients().sync_for_step(options.caller, may_be_in_one_pass(optimizers, options));
 }
 
 // What all ranks refuse alike after the sync.
@@ -272,7 +272,7 @@ Status Optimizer::submit_begin(Together optimizers, std::unique_lock<std::mutex>
     log(LogLevel::info, text(step->nonfinite.text(), "; a step with a loss scale is skipped for it"));
   }
   const Status possible = check_synced(*step);
-  if (!possible || !step->options.unchecked || !steps_in_one_pass(optimizers)) {
+  if (!possible || !may_be_in_one_pass(optimizers, step->options)) {
     auto reduced = gradients.launch_kept();
     if (!reduced) return reduced.status();
     step->reduced = *std::move(reduced);

@@ -37,8 +37,8 @@ Status Optimizer::submit_no_norm() {
 }
 
 // An average is made from masters in a launch of its own.
-bool Optimizer::steps_in_one_pass(Together optimizers) const {
-  return std::none_of(optimizers.begin(), optimizers.end(), [](const auto& each) { return each->averages(); });
+bool Optimizer::may_be_in_one_pass(Together optimizers, const StepOptions& options) const {
+  return options.unchecked && std::none_of(optimizers.begin(), optimizers.end(), [](const auto& each) { return each->averages(); });
 }
 
 Status Optimizer::submit_in_one_pass(Together optimizers, const Step& step) {

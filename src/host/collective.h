@@ -44,7 +44,7 @@ struct Arguments {
   double* squares = nullptr;  // WindowOp::squares, likewise
   uint64_t squared = 0;
   std::shared_ptr<const PieceUpdates> updates = {};  // WindowOp::updates
-  std::shared_ptr<const SharedMemory> grads = {};    // and the window that they read, if there is one
+  std::shared_ptr<const SharedMemory> grads = {};    // and the window that they read
   std::shared_ptr<const SharedMemory> window = {};   // in windows
   std::shared_ptr<const Counts> counts = {};         // of pieces of different sizes; for all_to_all_v those that go out
   std::shared_ptr<const Counts> counts_in = {};      // and those that come in
