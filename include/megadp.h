@@ -499,7 +499,7 @@ typedef struct { /* of reduced gradients */
 typedef struct { /* sums since registration; times in nanoseconds */
   uint32_t struct_size;
   uint32_t reserved;
-  uint64_t comm_ns;              /* that gradient and parameter collectives took, one after another */
+  uint64_t comm_ns;              /* of gradient and parameter collectives, added up */
   uint64_t exposed_ns;           /* that callers waited for them (sync, step, param_wait) */
   uint64_t bytes;                /* of buckets reduced and gathered */
   uint64_t buckets;              /* launched */
