@@ -13,9 +13,8 @@ namespace megadp::host {
 
 void copy_past_caches(std::byte* to, const std::byte* from, size_t bytes) noexcept {
 #if defined(__SSE2__)
-  constexpr size_t kFew = 4 << 10;
   constexpr size_t kLine = 64;
-  if (bytes > kFew) {
+  if (bytes > kThroughCaches) {
     const size_t head = (kLine - reinterpret_cast<uintptr_t>(to) % kLine) % kLine;
     std::memcpy(to, from, head);
     const size_t end = head + (bytes - head) / kLine * kLine;

@@ -20,6 +20,7 @@
 #include "host/messages.h"
 #include "host/operation.h"
 #include "host/shared_memory.h"
+#include "host/staging_stores.h"
 #include "host/stream.h"
 #include "host/sync.h"
 #include "host/transport.h"
@@ -109,6 +110,7 @@ class HostGroup final : public Group, public std::enable_shared_from_this<HostGr
   Status barrier(const Operation& operation, const Stop& stop);
   // By rank, where everyone's data of the next turn lies: a half of the staging memory, or, if `bytes` are few, the slots of its barrier.
   const std::vector<std::byte*>& next_staging(size_t bytes);
+  StagingStores& staging_stores() noexcept { return staging_stores_; }
   // Room for a pointer for each rank.
   std::vector<const void*>& pointers() noexcept { return pointers_; }
   // The rank whose half holds a broadcast after the barrier: the root, or on another node the first rank there.
@@ -171,6 +173,7 @@ class HostGroup final : public Group, public std::enable_shared_from_this<HostGr
   std::optional<Sync> sync_;
   std::vector<std::byte*> staging_[2];
   uint64_t turn_ = 0;
+  StagingStores staging_stores_;
   std::vector<std::byte*> slots_[2];   // if all members are on this node
   std::vector<const void*> pointers_;  // of the call that runs
 

@@ -10,7 +10,6 @@
 
 #include "base/checked.h"
 #include "host/collective.h"
-#include "host/copy_past.h"
 #include "host/kernels.h"
 #include "host/turns.h"
 
@@ -69,7 +68,7 @@ Status scatter_in_turns(const Call& call, const Slices& slices, const std::byte*
       if (rank == static_cast<size_t>(call.rank())) continue;
       const Part part = out(rank, turn);
       const uint64_t begin = pieces.begin(rank) + slices.of(pieces.count(rank), turn).begin;
-      copy_past_caches(half + part.offset, from + begin * slices.width(), part.bytes, call.executor());
+      fill(call, half + part.offset, from + begin * slices.width(), part.bytes);
     }
   };
   const auto post = [&](const std::vector<std::byte*>& staging, uint64_t turn) {
@@ -85,7 +84,7 @@ Status all_reduce_whole(const Call& call, const std::byte* from, std::byte* to, 
   const Slices slices(call.width(), count, 1);
   const auto bytes_of = [&](uint64_t turn) { return slices.of(count, turn).count() * call.width(); };
   const auto put = [&](std::byte* half, uint64_t turn) {
-    copy_past_caches(half, from + slices.of(count, turn).begin * call.width(), bytes_of(turn), call.executor());
+    fill(call, half, from + slices.of(count, turn).begin * call.width(), bytes_of(turn));
   };
   const auto post = [&](const std::vector<std::byte*>& staging, uint64_t turn) {
     const auto whole = [&](size_t) { return Part{0, bytes_of(turn)}; };
@@ -116,7 +115,7 @@ Status all_reduce_in_parts(const Call& call, const std::byte* from, std::byte* t
   const auto put = [&](std::byte* half, uint64_t turn) {
     for (size_t rank = 0; rank < size; ++rank) {
       const auto [offset, bytes] = part(rank, turn);
-      if (rank != me) copy_past_caches(half + offset, from + place(turn) + offset, bytes, call.executor());
+      if (rank != me) fill(call, half + offset, from + place(turn) + offset, bytes);
     }
   };
   const auto take = [&](const std::vector<std::byte*>& staging, uint64_t turn) -> Status {
@@ -126,7 +125,7 @@ Status all_reduce_in_parts(const Call& call, const std::byte* from, std::byte* t
       const std::vector<const void*>& parts = sources(call, staging, own, from + place(turn) + own);
       Status added = reduce(sum, parts.data(), call.size(), own_bytes / call.width(), op.type, op.op, op.divisor, call.executor());
       if (!added.ok()) return added;
-      copy_past_caches(staging[me] + own, sum, own_bytes, call.executor());
+      fill(call, staging[me] + own, sum, own_bytes);
     }
     if (Status met = call.barrier(); !met) return met;
     for (size_t rank = 0; rank < size; ++rank) {
@@ -180,7 +179,7 @@ Status all_gather(const Call& call, const std::byte* from, std::byte* to, const 
   const auto me = static_cast<size_t>(call.rank());
   const auto part = [&](size_t rank, uint64_t turn) { return Part{0, slices.of(pieces.count(rank), turn).count() * width}; };
   const auto put = [&](std::byte* half, uint64_t turn) {
-    copy_past_caches(half, from + slices.of(pieces.count(me), turn).begin * width, part(me, turn).bytes, call.executor());
+    fill(call, half, from + slices.of(pieces.count(me), turn).begin * width, part(me, turn).bytes);
   };
   const auto post = [&](const std::vector<std::byte*>& staging, uint64_t turn) {
     return call.group.post_parts(
@@ -303,7 +302,7 @@ Status staged_broadcast(const Call& call, std::byte* data, size_t bytes, int roo
   if (call.group.nodes() > 2 && slices.turns() > call.group.nodes()) return broadcast_along_nodes(call, data, bytes, root);
   const auto put = [&](std::byte* half, uint64_t turn) {
     const Slices::Range range = slices.of(bytes, turn);
-    if (is_root) copy_past_caches(half, data + range.begin, range.count(), call.executor());
+    if (is_root) fill(call, half, data + range.begin, range.count());
   };
   const auto post = [&](const std::vector<std::byte*>& staging, uint64_t turn) {
     return call.group.post_from_root(root, staging, slices.of(bytes, turn).count());

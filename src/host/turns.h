@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "host/collective.h"
+#include "host/kernels.h"
 
 namespace megadp::host {
 
@@ -52,6 +53,12 @@ class Slices {
   uint64_t most_, unit_, turns_;
 };
 
+// This rank's part, or a part of it, into its half.
+inline void fill(const Call& call, std::byte* half, const std::byte* from, size_t bytes) {
+  if (call.group.staging_stores().past_caches()) return copy_past_caches(half, from, bytes, call.executor());
+  copy_bytes(half, from, bytes, call.executor());
+}
+
 // What is too large for a half of the staging goes in turns: in each this rank puts its part into its half, ranks of other nodes are sent
 // theirs, a barrier, and it takes from everyone's half. At least one turn: also an empty collective compares what the ranks came for.
 // Between nodes what a turn sends is on its way while the turn before is taken: the barrier of that one says that nobody reads the half of
@@ -60,10 +67,17 @@ template <class Put, class Post, class Take>
 Status in_turns(const Call& call, const Slices& slices, const Put& put, const Post& post, const Take& take, uint64_t more_turns = 0) {
   const bool between_nodes = call.group.spans_nodes();
   const std::vector<std::byte*>* staging = nullptr;
+  StagingStores& stores = call.group.staging_stores();
   const auto begin = [&](uint64_t turn) -> Status {
     staging = &call.group.next_staging(slices.bytes());
+    if (!between_nodes) stores.next(call.operation.kind, slices.bytes());
+    const StagingStores::Working working(stores);
     put((*staging)[static_cast<size_t>(call.rank())], turn);
     return between_nodes ? post(*staging, turn) : Status();
+  };
+  const auto end = [&](const std::vector<std::byte*>& come, uint64_t turn) -> Status {
+    const StagingStores::Working working(stores);
+    return take(come, turn);
   };
   const uint64_t turns = slices.turns() + more_turns;
   if (between_nodes) {
@@ -76,7 +90,7 @@ Status in_turns(const Call& call, const Slices& slices, const Put& put, const Po
     const std::vector<std::byte*>& come = *staging;
     const bool goes_on = turn + 1 < turns;
     if (goes_on && between_nodes) status = begin(turn + 1);
-    if (status.ok()) status = take(come, turn);
+    if (status.ok()) status = end(come, turn);
     if (status.ok() && goes_on && !between_nodes) status = begin(turn + 1);
   }
   if (!status.ok() && between_nodes) call.group.give_up_exchange();  // what was begun is in flight
