@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copies between arrays of any strides. The dimensions are first brought into their simplest form (base/strided.h). What is left in the
-// end is one of two inner jobs: a row (both sides walk one dimension), or, where `from` runs on along another dimension than `to` (a
-// transposed matrix, which column-major callers hand in with every gradient), a square tile that is turned in the cache, so that both
-// sides are touched a cache line at a time.
+// end is one of three inner jobs: a row (both sides walk one dimension); many rows of a few bytes (the edge of a field, a line of cache
+// each); or, where `from` runs on along another dimension than `to` (a transposed matrix, which column-major callers hand in with every
+// gradient), a square tile that is turned in the cache, so that both sides are touched a cache line at a time.
 #include <algorithm>
 #include <array>
 #include <cstdlib>
@@ -16,8 +16,10 @@ namespace megadp::host {
 namespace {
 
 constexpr size_t kMaxDims = 16;
-constexpr int64_t kRow = 512;  // elements that are gathered or scattered at a time
-constexpr int64_t kTile = 64;  // edge of a tile, at most 64 x 64 x 8 bytes: several cache lines on each page that is touched
+constexpr int64_t kRow = 512;       // elements that are gathered or scattered at a time
+constexpr int64_t kShortRow = 128;  // bytes: up to so many a row is no job of its own
+constexpr int64_t kRowsAhead = 16;  // that are fetched early
+constexpr int64_t kTile = 64;       // edge of a tile, at most 64 x 64 x 8 bytes: several cache lines on each page that is touched
 
 using Dim = StridedDim;
 
@@ -28,7 +30,8 @@ struct Walk {
   const std::byte* from;
   DType to_type, from_type;
   bool add;
-  bool is_turned = false;  // the last two dimensions are copied by tiles
+  bool is_turned = false;       // the last two dimensions are copied by tiles
+  bool has_short_rows = false;  // they are copied as they are, a few bytes at a time
   const Kernels* kernels;
 
   int64_t to_bytes() const noexcept { return static_cast<int64_t>(size_of(to_type)); }
@@ -83,6 +86,28 @@ void fetch_early(const std::byte* begin, int64_t bytes) {
   for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(begin + at);
 }
 
+// Small enough to be part of the loop over rows, so that the processor works on many of them at a time.
+inline void copy_few(std::byte* to, const std::byte* from, int64_t bytes) {
+  for (; bytes >= 32; bytes -= 32, to += 32, from += 32) std::memcpy(to, from, 32);
+  for (const int64_t part : {16, 8, 4, 2, 1}) {
+    if ((bytes & part) == 0) continue;
+    std::memcpy(to, from, static_cast<size_t>(part));
+    to += part;
+    from += part;
+  }
+}
+
+void copy_short_rows(const Walk& walk, std::byte* to, const std::byte* from, const Dim& rows, const Dim& row) {
+  const int64_t bytes = row.size * walk.to_bytes(), to_step = rows.to * walk.to_bytes(), from_step = rows.from * walk.from_bytes();
+  for (int64_t r = 0; r < rows.size; r++, to += to_step, from += from_step) {
+    if (r + kRowsAhead < rows.size) {
+      fetch_early(from + kRowsAhead * from_step, bytes);
+      fetch_early(to + kRowsAhead * to_step, bytes);
+    }
+    copy_few(to, from, bytes);
+  }
+}
+
 // `row` is the dimension along which `to` runs on (stride 1), `column` the one along which `from` does.
 void copy_turned(const Walk& walk, std::byte* to, const std::byte* from, const Dim& column, const Dim& row) {
   alignas(64) std::byte tile[kTile * kTile * 8];
@@ -105,6 +130,12 @@ void copy_turned(const Walk& walk, std::byte* to, const std::byte* from, const D
   }
 }
 
+bool has_short_rows(const Walk& walk) {
+  const Dim& row = walk.dims[walk.count - 1];
+  return walk.count > 1 && !walk.is_turned && !walk.add && walk.to_type == walk.from_type && row.to == 1 && row.from == 1 &&
+         row.size * walk.to_bytes() <= kShortRow;
+}
+
 // Brings the dimension along which `from` runs on to the last place but one, if it is not the last.
 void turn(Walk& walk) {
   const int turned = transposed_dim(walk.dims.data(), walk.count);
@@ -115,7 +146,7 @@ void turn(Walk& walk) {
 }
 
 void copy_all(const Walk& walk) {
-  const int outer = walk.count - (walk.is_turned ? 2 : 1);
+  const int outer = walk.count - (walk.is_turned || walk.has_short_rows ? 2 : 1);
   const Dim& row = walk.dims[walk.count - 1];
   std::array<int64_t, kMaxDims> at{};
   std::byte* to = walk.to;
@@ -123,6 +154,8 @@ void copy_all(const Walk& walk) {
   for (;;) {
     if (walk.is_turned) {
       copy_turned(walk, to, from, walk.dims[outer], row);
+    } else if (walk.has_short_rows) {
+      copy_short_rows(walk, to, from, walk.dims[outer], row);
     } else {
       copy_row(walk, to, from, row);
     }
@@ -198,6 +231,7 @@ Status copy_strided(const StridedArray& to, const StridedArray& from, bool add, 
   walk.from += start.from * walk.from_bytes();
   if (walk.count == 0) return try_dense(walk, walk.to, walk.from, 1);
   turn(walk);
+  walk.has_short_rows = has_short_rows(walk);
   copy_in_pieces(walk, on);
   return {};
 }
