@@ -63,6 +63,7 @@ void pick(std::byte* out, int64_t out_step, const std::byte* in, int64_t in_step
 
 void copy_row(const Walk& walk, std::byte* to, const std::byte* from, const Dim& dim) {
   if (dim.to == 1 && dim.from == 1) return copy_dense(walk, to, from, dim.size);
+  if (!walk.add && walk.to_type == walk.from_type) return pick(to, dim.to, from, dim.from, dim.size, walk.to_bytes());
   alignas(64) std::byte in[kRow * 8], out[kRow * 8];
   for (int64_t begin = 0; begin < dim.size; begin += kRow) {
     const int64_t n = std::min(kRow, dim.size - begin);
