@@ -1,9 +1,10 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Collectives between nodes by the library and by OpenMPI, turn by turn in one run: nodes are network namespaces of this machine on one
-# bridge, each with a cable of MBIT each way. Prints milliseconds, and the share of what the cables can carry for the fewest bytes that
-# any algorithm needs. Needs root, iproute2 and, for what it compares with, OpenMPI.
-# usage: compare_between_nodes.sh [NODES [RANKS [MIB [MBIT [TURNS]]]]]     (2, 2 a node, 64, 2000, 3)     MEGADP, BETWEEN_NODES: the programs
+# Collectives between nodes by the library, by OpenMPI and by PyTorch's Gloo, turn by turn in one run: nodes are network namespaces of this
+# machine on one bridge, each with a cable of MBIT each way. Prints milliseconds, and the share of what the cables can carry for the fewest
+# bytes that any algorithm needs. Needs root, iproute2 and, for what it compares with, OpenMPI, and a Python with PyTorch.
+# usage: compare_between_nodes.sh [NODES [RANKS [MIB [MBIT [TURNS]]]]]     (2, 2 a node, 64, 2000, 3)
+#        MEGADP, BETWEEN_NODES: the programs; PYTHON: that Python, by default python3
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 each=${2:-2} mib=${3:-64} mbit=${4:-2000} turns=${5:-3} rounds=3
@@ -35,9 +36,24 @@ by_openmpi() {
     sed 's/^/openmpi /' >>"$work/lines"
 }
 
+python=${PYTHON:-python3}
+"$python" -c "import torch" 2>/dev/null || python=
+by_gloo() {
+  local ranks=() i rank
+  for ((rank = each * nodes - 1; rank >= 0; --rank)); do
+    i=$((rank / each))
+    node "$i" env RANK="$rank" WORLD_SIZE=$((each * nodes)) MASTER_ADDR=10.77.0.1 MASTER_PORT=2223 GLOO_SOCKET_IFNAME=eth0 OMP_NUM_THREADS=1 \
+      "$python" "$here/peers/torch_between_nodes.py" "$mib" "$rounds" >"$work/gloo.$rank" &
+    ranks+=($!)
+  done
+  for i in "${ranks[@]}"; do wait "$i"; done
+  sed 's/^/gloo /' "$work/gloo.0" >>"$work/lines"
+}
+
 for ((turn = 0; turn < turns; ++turn)); do
   by_us
   [ -z "$compiler" ] || [ -z "$launcher" ] || by_openmpi
+  [ -z "$python" ] || by_gloo
 done
 
 python3 - "$work/lines" "$nodes" "$each" "$mib" "$mbit" <<'PYTHON'
@@ -49,8 +65,8 @@ whole_ms = mib * 1048576 * 8 / mbit / 1e3
 # Of an array, what a cable carries one way.
 least = {"all_reduce": 2 * (nodes - 1) / nodes, "reduce_scatter": (nodes - 1) / nodes, "all_gather": (nodes - 1) / nodes, "broadcast": 1}
 print(f"{nodes} nodes of {each} ranks, {mib} MiB of f32, {mbit} Mbit/s; milliseconds, medians")
-print(f"{'':16}{'megadp':>9}{'OpenMPI':>9}{'cable':>9}{'share':>7}")
+print(f"{'':16}{'megadp':>9}{'OpenMPI':>9}{'Gloo':>9}{'cable':>9}{'share':>7}")
 for name, share in least.items():
-    ms = {who: statistics.median([float(row[2]) for row in rows if row[:2] == [who, name]] or [float("nan")]) for who in ("megadp", "openmpi")}
-    print(f"{name:16}{ms['megadp']:9.1f}{ms['openmpi']:9.1f}{whole_ms * share:9.1f}{whole_ms * share / ms['megadp']:7.2f}")
+    ms = {who: statistics.median([float(row[2]) for row in rows if row[:2] == [who, name]] or [float("nan")]) for who in ("megadp", "openmpi", "gloo")}
+    print(f"{name:16}{ms['megadp']:9.1f}{ms['openmpi']:9.1f}{ms['gloo']:9.1f}{whole_ms * share:9.1f}{whole_ms * share / ms['megadp']:7.2f}")
 PYTHON
