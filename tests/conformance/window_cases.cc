@@ -2,11 +2,13 @@
 // Collectives in windows: every rank count, element type, count and offset, compared bit for bit; what lies around the range must not
 // change.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <numeric>
 #include <utility>
 
 #include "base/math.h"
+#include "base/rules.h"
 #include "device_array.h"
 #include "oracle.h"
 #include "suite.h"
@@ -208,6 +210,112 @@ void squares(Suite& suite) {
   });
 }
 
+// A step of AdamW on parts of this rank's piece of the parameters, which is gathered whole; all at once, or by a reduction, updates and a
+// gather.
+class Step {
+ public:
+  Step(Rank& rank, Bench& bench, Window& grads, DType type, size_t begin, size_t count, uint64_t seed)
+      : rank_(rank), bench_(bench), grads_(grads), type_(type), begin_(begin), count_(count), seed_(seed) {
+    const size_t piece = count / static_cast<size_t>(rank.size());
+    first_ = begin + piece * static_cast<size_t>(rank.rank());
+    parts_ = {{0, piece / 3}, {piece / 2, piece - piece / 2 - piece % 3}};
+  }
+
+  // What it leaves: the parameters, then this rank's masters and state.
+  std::vector<Bytes> take(bool at_once) const {
+    Trial trial(rank_, *bench_.window, type_, begin_, count_, seed_);
+    put(rank_, grads_.data(), make_input(grad_type_, grad_begin_ + count_, seed_ + 5, rank_.rank()));
+    StepScalars scalars{};
+    scalars.grad_factor = 0.5F;
+    scalars.grad_limit = HUGE_VALF;
+    DeviceArray now(rank_, sizeof scalars), steps(rank_, sizeof(uint64_t)), master(rank_, make_input(DType::f32, count_, seed_, 77));
+    DeviceArray m(rank_, master.bytes()), v(rank_, master.bytes());
+    put_values(rank_, now.data(), std::vector{scalars});
+    put_values(rank_, steps.data(), std::vector{uint64_t{3}});
+    PieceUpdates todo{.updates = {}, .grads = &grads_, .grad_type = grad_type_, .grad_begin = grad_begin_, .divisor = kDivisor};
+    for (const auto& [at, n] : parts_) {
+      std::byte* const param = bench_.window->data() + (first_ + at) * size_of(type_);
+      const auto floats = [at = at](DeviceArray& array) { return reinterpret_cast<float*>(array.data()) + at; };
+      float* const weights = type_ == DType::f32 ? reinterpret_cast<float*>(param) : floats(master);  // f32 is its own master
+      todo.updates.push_back({at, Update{{0.1, 0.9, 0.99, 1e-8, 0.5, 0},
+                                         reinterpret_cast<const StepScalars*>(now.data()),
+                                         reinterpret_cast<const uint64_t*>(steps.data()),
+                                         nullptr,
+                                         weights,
+                                         {floats(m), floats(v)},
+                                         param,
+                                         n,
+                                         grad_type_,
+                                         type_,
+                                         Rules::number_of<AdamW>()}});
+    }
+    if (at_once) {
+      const WindowOp call{.kind = Collective::all_gather,
+                          .window = bench_.window.get(),
+                          .type = type_,
+                          .begin = begin_,
+                          .count = count_,
+                          .updates = std::make_shared<const PieceUpdates>(todo)};
+      rank_.must(bench_.group->together(*bench_.stream, {&call, 1}));
+    } else {
+      one_after_another(todo);
+    }
+    rank_.must(finish(*bench_.stream));
+    trial.check("updates", 0, {});
+    return {get(rank_, bench_.window->data() + begin_ * size_of(type_), count_ * size_of(type_)), master.get(), m.get(), v.get()};
+  }
+
+ private:
+  static constexpr float kDivisor = 3;
+
+  void one_after_another(const PieceUpdates& todo) const {
+    const size_t piece = first_ - begin_;  // where it begins among the gradients
+    rank_.must(bench_.group->reduce_scatter(*bench_.stream, grads_, grad_type_, grad_begin_, count_, kDivisor, {}));
+    for (const PieceUpdates::One& one : todo.updates) {
+      Update update = one.update;
+      update.grad = grads_.data() + (grad_begin_ + piece + one.begin) * size_of(grad_type_);
+      rank_.must(rank_.backend().update(*bench_.stream, update));
+    }
+    rank_.must(bench_.group->all_gather(*bench_.stream, *bench_.window, type_, begin_, count_, {}));
+  }
+
+  Rank& rank_;
+  Bench& bench_;
+  Window& grads_;
+  const DType type_;
+  const size_t begin_, count_;
+  const uint64_t seed_;
+  const DType grad_type_ = seed_ % 2 == 0 ? DType::f32 : DType::bf16;
+  const size_t grad_begin_ = seed_ % 3 * 32;
+  size_t first_ = 0;
+  std::vector<std::pair<size_t, size_t>> parts_;  // of the piece: begin and count
+};
+
+void updates(Suite& suite) {
+  on_all_sizes(suite, [](Rank& rank) {
+    std::unique_ptr<Window> grads;
+    for_all(rank, std::vector{DType::f32, DType::bf16}, [&](Bench& bench, DType type, size_t begin, size_t any, uint64_t seed) {
+      if (grads == nullptr) grads = rank.must(bench.group->allocate_window(kWindowBytes));
+      const Step step(rank, bench, *grads, type, begin, divisible(any, rank.size()), seed);
+      const std::vector<Bytes> expected = step.take(false);
+      if (!bench.group->updates_pieces()) {
+        const WindowOp call{.kind = Collective::all_gather,
+                            .window = bench.window.get(),
+                            .type = type,
+                            .begin = begin,
+                            .count = 0,
+                            .updates = std::make_shared<const PieceUpdates>(PieceUpdates{.updates = {}, .grads = grads.get()})};
+        rank.fails(bench.group->together(*bench.stream, {&call, 1}), Code::internal, {"not updated on the way"});
+        return;
+      }
+      const std::vector<Bytes> found = step.take(true);
+      for (size_t i = 0; i < expected.size(); ++i) {
+        rank.check(found[i] == expected[i], text("array ", i, " of an update of ", name_of(type), " begin ", begin, " count ", any));
+      }
+    });
+  });
+}
+
 void all_reduce(Suite& suite) {
   on_all_sizes(suite, [](Rank& rank) {
     for_all(rank, kReals, [&](Bench& bench, DType type, size_t begin, size_t count, uint64_t seed) {
@@ -377,6 +485,7 @@ std::vector<Case> window_cases() {
   return {{"window.starts_zeroed", starts_zeroed},
           {"window.reduce_scatter", reduce_scatter},
           {"window.squares", squares},
+          {"window.updates", updates},
           {"window.all_reduce", all_reduce},
           {"window.integers", integers},
           {"window.all_gather", all_gather},
