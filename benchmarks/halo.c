@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The halo of a field of N x N f32 cut over ROWS x COLUMNS ranks, exchanged again and again, each time after the part's rim was written:
- * microseconds each, beside a bare copy of as many bytes from memory that the neighbours share and have just written, a five-point stencil
- * of the inside alone, and exchange and stencil at once. Prints a line of JSON. Started by compare_halos.sh, on one node.
+ * microseconds each, beside a bare copy of as many bytes from memory that the neighbours share and have just written, after their rims, so
+ * that the caches hold no less; a five-point stencil of the inside alone; and exchange and stencil at once. Prints a line of JSON. Started
+ * by compare_halos.sh, on one node.
  *
  * usage: megadp run -n RANKS bench_halo N ROWS COLUMNS WIDTH [ROUNDS [EXCHANGES]]      (20 rounds of 50 exchanges)
  * With BENCH_HALO_OWN in the environment fields are memory of the program's own, not the library's. */
@@ -76,7 +77,7 @@ static double round_of(const bench* b, what kind, int exchanges) {
   double each = 0;
   MUST(mdp_barrier(b->comm, NULL));
   for (int i = 0; i < exchanges; ++i) {
-    if (kind == EXCHANGE || kind == BOTH) write_rim(b->data, b->part[0], b->part[1], b->width, (float)i);
+    if (kind != STENCIL) write_rim(b->data, b->part[0], b->part[1], b->width, (float)i);
     for (int s = 0; s < 4 && kind == COPY; ++s) {
       if (b->theirs[s] != NULL) memset(b->mine + (size_t)s * b->side, i, bytes_of_side(b, s));
     }
