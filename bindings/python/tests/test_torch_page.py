@@ -24,14 +24,15 @@ def read_page():
 
 
 class Page(unittest.TestCase):
-    def run_script(self, source, folder):
+    def run_script(self, source, folder, is_ours):
         path = os.path.join(folder, "train.py")
         with open(path, "w", encoding="utf-8") as file:
             file.write(source)
         command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", path]
         environment = {name: value for name, value in support.environment(OMP_NUM_THREADS="1").items() if not name.startswith("MEGADP_R")}
         ended = subprocess.run(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=support.PATIENCE)
-        found = re.findall(LINE, support.check_ended(self, ended))
+        # PyTorch's Gloo may abort a process of its own DDP's as its interpreter ends; what counts there is what it has printed before.
+        found = re.findall(LINE, support.check_ended(self, ended) if is_ours else ended.stdout)
         found.sort(key=lambda values: (int(values[0]), int(values[1])))
         return {name: [float(values[i]) for values in found if values[i]] for i, name in enumerate(("loss", "norm", "evaluated"), 2)}
 
@@ -43,7 +44,7 @@ class Page(unittest.TestCase):
             self.assertEqual(changed.count(old + "\n"), 1, old)
             changed = changed.replace(old + "\n", new + "\n")
         with tempfile.TemporaryDirectory() as folder:
-            theirs, ours = (self.run_script(source, folder) for source in (script, changed))
+            theirs, ours = self.run_script(script, folder, False), self.run_script(changed, folder, True)
         self.assertEqual([len(theirs[name]) for name in ("loss", "norm", "evaluated")], [100, 100, 10])
         self.assertLess(theirs["loss"][49], 0.85 * theirs["loss"][0])
         for name in theirs:
