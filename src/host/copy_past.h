@@ -13,7 +13,8 @@ namespace megadp::host {
 
 // Up to so many bytes copy_past_caches is memcpy.
 constexpr size_t kThroughCaches = 4 << 10;
-// From so many bytes on no cache would hold what is written: each line would be fetched only to be overwritten.
+// From so many bytes on no cache would hold what is written: each line would be fetched only to be overwritten. With 32 MiB of cache that
+// two ranks share, gathering 4 MiB from each takes 110 us by ordinary stores and 330 past them, 16 MiB 1.9 ms and 1.4.
 constexpr size_t kBeyondCaches = size_t{8} << 20;
 
 // Regions do not overlap. What was written is seen by whoever sees a later atomic store of this thread.

@@ -296,8 +296,6 @@ void updates(Suite& suite) {
     std::unique_ptr<Window> grads;
     for_all(rank, std::vector{DType::f32, DType::bf16}, [&](Bench& bench, DType type, size_t begin, size_t any, uint64_t seed) {
       if (grads == nullptr) grads = rank.must(bench.group->allocate_window(kWindowBytes));
-      const Step step(rank, bench, *grads, type, begin, divisible(any, rank.size()), seed);
-      const std::vector<Bytes> expected = step.take(false);
       if (!bench.group->updates_pieces()) {
         const WindowOp call{.kind = Collective::all_gather,
                             .window = bench.window.get(),
@@ -308,7 +306,8 @@ void updates(Suite& suite) {
         rank.fails(bench.group->together(*bench.stream, {&call, 1}), Code::internal, {"not updated on the way"});
         return;
       }
-      const std::vector<Bytes> found = step.take(true);
+      const Step step(rank, bench, *grads, type, begin, divisible(any, rank.size()), seed);
+      const std::vector<Bytes> expected = step.take(false), found = step.take(true);
       for (size_t i = 0; i < expected.size(); ++i) {
         rank.check(found[i] == expected[i], text("array ", i, " of an update of ", name_of(type), " begin ", begin, " count ", any));
       }
