@@ -204,8 +204,10 @@ def _from_interface(array: Any, argument: str, writable: bool, stream: int, amon
         device = (_dlpack.CUDA, getattr(getattr(array, "device", None), "id", 0))
         if interface is None:
             return None
-    name = getattr(getattr(array, "dtype", None), "name", "")
-    dtype = BY_DLPACK[4, 16] if name == "bfloat16" else BY_TYPESTR.get(interface["typestr"])
+    name, dtype = "", BY_TYPESTR.get(interface["typestr"])
+    if dtype is None or dtype not in among:  # numpy takes microseconds to say a name
+        name = getattr(getattr(array, "dtype", None), "name", "")
+        dtype = BY_DLPACK[4, 16] if name == "bfloat16" else dtype
     if dtype is None or dtype not in among:
         raise invalid(f"{argument} has dtype {name or interface['typestr']}; it {one_of(among)}, in this machine's byte order: "
                       f".astype(numpy.{among[0].name}), say")
