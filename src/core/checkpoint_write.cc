@@ -48,7 +48,7 @@ Status CheckpointWrite::open_folder() {
 
 Status CheckpointWrite::find_folder(const std::string& name) {
   auto opened = Folder::open(directory);
-  auto found = opened ? opened->open_folder(name) : std::move(opened);
+  auto found = opened ? opened->open_folder(name, Folder::Links::refused) : std::move(opened);
   if (!found) {
     return found.status().with_context(text("what rank 0 has made in ", directory, " on ", host(0), " is not there on ", host(rank),
                                             ": the directory must be the same on all hosts"));

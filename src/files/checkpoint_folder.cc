@@ -65,7 +65,7 @@ void remove_left_behind(const Folder& directory) {
   const std::string mine = text(kSaving, host_name(), "-");
   for (const std::string& name : *names) {
     if (!name.starts_with(mine) && !name.starts_with(kRemoving)) continue;
-    auto folder = directory.open_folder(name);
+    auto folder = directory.open_folder(name, Folder::Links::refused);
     if (!folder || folder->lock() != Folder::Lock::mine) continue;
     if (Status removed = directory.remove_folder(name); !removed) {
       log(LogLevel::warning, text("what a process that died has left cannot be removed: ", removed.text()));
@@ -107,14 +107,17 @@ Result<PendingCheckpoint> PendingCheckpoint::create(const std::string& directory
 Status PendingCheckpoint::commit(const Manifest& manifest) {
   auto file = folder_.create_file(kManifestName);
   if (!file) return file.status();
-  const std::string json = manifest.json();
+  const std::string json = manifest_text(manifest);
   if (Status written = file->write(json.data(), json.size(), 0); !written) return written;
   if (Status synced = file->sync(); !synced) return synced;
   if (Status synced = folder_.sync(); !synced) return synced;
   for (;;) {
     auto numbers = checkpoints_in(directory_);
     if (!numbers) return numbers.status();
-    const std::string name = numbered(kCheckpoint, numbers->empty() ? 1 : numbers->front() + 1, kNumberDigits);
+    const uint64_t last = numbers->empty() ? 0 : numbers->front();
+    if (last == UINT64_MAX)
+      return invalid(directory_.path_of(numbered(kCheckpoint, last, kNumberDigits)), " leaves no number for another checkpoint; rename it");
+    const std::string name = numbered(kCheckpoint, last + 1, kNumberDigits);
     auto renamed = directory_.rename_new(name_, name);
     if (!renamed) return renamed.status();
     if (!*renamed) continue;  // another job's

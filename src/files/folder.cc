@@ -30,6 +30,10 @@ auto again_if_interrupted(const Call& call) {
 
 Status File::write(const void* data, size_t bytes, uint64_t at) {
   const auto* from = static_cast<const char*>(data);
+  if (const uint64_t longest = longest_file(); at > longest || bytes > longest - at) {
+    return system_error(text("writing ", path_, " beyond byte ", longest, ", this process's limit (RLIMIT_FSIZE; ulimit -f unlimited)"),
+                        EFBIG);
+  }
   while (bytes > 0) {
     const size_t count = std::min(bytes, kMostAtOnce);
     const ssize_t written = again_if_interrupted([&] { return ::pwrite(fd_.get(), from, count, static_cast<off_t>(at)); });
@@ -71,14 +75,15 @@ Status File::sync() {
   return system_error(text("writing ", path_, " to its device"), errno);
 }
 
-Result<Folder> Folder::open_at(int in, const std::string& name, std::string path) {
-  Fd fd(again_if_interrupted([&] { return ::openat(in, name.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
+Result<Folder> Folder::open_at(int in, const std::string& name, std::string path, Links links) {
+  const int flags = O_RDONLY | O_DIRECTORY | O_CLOEXEC | (links == Links::refused ? O_NOFOLLOW : 0);
+  Fd fd(again_if_interrupted([&] { return ::openat(in, name.c_str(), flags); }));
   if (!fd.valid()) return system_error(text("opening the folder ", path), errno);
   return Folder(std::move(fd), std::move(path));
 }
 
 Result<Folder> Folder::open(const std::string& path) {
-  return open_at(AT_FDCWD, path, path);
+  return open_at(AT_FDCWD, path, path, Links::followed);
 }
 
 Result<Folder> Folder::make(const std::string& path) {
@@ -96,14 +101,14 @@ Result<Folder> Folder::make(const std::string& path) {
   }
 }
 
-Result<Folder> Folder::open_folder(const std::string& name) const {
-  return open_at(fd_.get(), name, path_of(name));
+Result<Folder> Folder::open_folder(const std::string& name, Links links) const {
+  return open_at(fd_.get(), name, path_of(name), links);
 }
 
 Result<std::optional<Folder>> Folder::make_folder(const std::string& name) const {
   std::string path = path_of(name);  // before: without memory there is no folder that nobody knows of
   if (::mkdirat(fd_.get(), name.c_str(), kFolderMode) != 0) return system_error(text("making the folder ", path), errno);
-  auto opened = open_at(fd_.get(), name, std::move(path));
+  auto opened = open_at(fd_.get(), name, std::move(path), Links::refused);
   if (!opened && !has(name)) return std::optional<Folder>();
   if (!opened) return opened.status();
   return std::optional<Folder>(*std::move(opened));
@@ -172,7 +177,8 @@ Status Folder::remove(const std::string& name) const {
 
 Status Folder::remove_folder(const std::string& name) const {
   if (::unlinkat(fd_.get(), name.c_str(), AT_REMOVEDIR) == 0) return {};  // empty; to list it takes memory
-  auto folder = open_folder(name);
+  if (errno == ENOTDIR) return remove(name);
+  auto folder = open_folder(name, Links::refused);
   if (!folder) return folder.status();
   auto names = folder->list();
   if (!names) return names.status();

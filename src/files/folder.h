@@ -42,7 +42,12 @@ class Folder {
 
   const std::string& path() const noexcept { return path_; }
   std::string path_of(const std::string& name) const { return path_ + "/" + name; }
-  Result<Folder> open_folder(const std::string& name) const;
+  // A link that stands in its place may lead anywhere, so whoever would change what is in it refuses one.
+  enum class Links {
+    followed,
+    refused
+  };
+  Result<Folder> open_folder(const std::string& name, Links links = Links::followed) const;
   // Must not be there yet. None: another process has removed it already.
   Result<std::optional<Folder>> make_folder(const std::string& name) const;
   Result<File> create_file(const std::string& name) const;  // must not be there yet
@@ -54,7 +59,7 @@ class Folder {
   // false: `to` is there already, and nothing was changed.
   Result<bool> rename_new(const std::string& from, const std::string& to) const;
   Status remove(const std::string& name) const;         // a file
-  Status remove_folder(const std::string& name) const;  // with the files in it
+  Status remove_folder(const std::string& name) const;  // with the files in it; of a link the link alone
   // Whether this process has got the folder for itself, until the folder is closed, or the process dies. Not all file systems of several
   // hosts tell these of one another.
   enum class Lock {
@@ -68,7 +73,7 @@ class Folder {
 
  private:
   Folder(Fd fd, std::string path) : fd_(std::move(fd)), path_(std::move(path)) {}
-  static Result<Folder> open_at(int in, const std::string& name, std::string path);
+  static Result<Folder> open_at(int in, const std::string& name, std::string path, Links links);
   Fd fd_;
   std::string path_;
 };

@@ -15,6 +15,7 @@ namespace {
 
 constexpr const char *kFormat = "megadp checkpoint", *kModelFormat = "safetensors";
 constexpr uint64_t kMostElements = uint64_t{1} << 58;
+constexpr std::string_view kChecksum = ",\"checksum\":\"", kEnd = "}\n";
 
 // "[...]"
 template <class Range, class Describe>
@@ -224,6 +225,14 @@ StoredArray take_array(ManifestReader& reader, const JsonValue& json, const Mani
   return array;
 }
 
+// Whether its last member is the checksum of what comes before that.
+bool is_as_written(std::string_view given) {
+  const size_t at = given.rfind(kChecksum);
+  uint64_t written = 0;
+  return at != std::string_view::npos && read_digits(given.substr(at + kChecksum.size(), kChecksumDigits), &written) &&
+         written == checksum(given.data(), at);
+}
+
 }  // namespace
 
 std::vector<int64_t> StoredArray::shape_of(size_t part) const {
@@ -236,7 +245,15 @@ std::string Manifest::json() const {
   return text("{\"format\":", json_string(is_model ? kModelFormat : kFormat), ",\"version\":", kManifestVersion,
               ",\"written_by\":", json_string(written_by), ",\"save_id\":", json_string(save_id), ",\"grid\":", json_string(grid),
               ",\"shared_bytes\":", shared_bytes, ",\"arrays\":", list_json(arrays, array_json),
-              ",\"optimizers\":", list_json(optimizers, optimizer_json), ",\"files\":", list_json(files, file_json), "}\n");
+              ",\"optimizers\":", list_json(optimizers, optimizer_json), ",\"files\":", list_json(files, file_json), kEnd);
+}
+
+std::string manifest_text(const Manifest& manifest) {
+  std::string out = manifest.json();
+  out.resize(out.size() - kEnd.size());
+  std::string digits;
+  append_digits(&digits, checksum(out.data(), out.size()));
+  return text(out, kChecksum, digits, "\"", kEnd);
 }
 
 Result<Manifest> parse_manifest(std::string_view given) {
@@ -250,6 +267,9 @@ Result<Manifest> parse_manifest(std::string_view given) {
   if (reader.ok() && version > kManifestVersion) {
     return unsupported("it has version ", version, " of the format; this library, ", MEGADP_VERSION_STRING, ", reads up to version ",
                        kManifestVersion);
+  }
+  if (reader.ok() && json.find("checksum") != nullptr && !is_as_written(given)) {
+    return corrupt("its checksum is not that of what it says: it is damaged, or somebody has edited it");
   }
   Manifest manifest;
   manifest.written_by = reader.string(reader.member(json, "written_by", "it"), "written_by");

@@ -84,7 +84,10 @@ struct Manifest {
   std::string json() const;
 };
 
-// Code::corrupt, or Code::unsupported for one of a later version.
+// What is written: the JSON, and behind it, as its last member, the checksum of all that comes before that.
+std::string manifest_text(const Manifest& manifest);
+
+// Of what was written, by this version or one that wrote no checksum. Code::corrupt, or Code::unsupported for one of a later version.
 Result<Manifest> parse_manifest(std::string_view json);
 
 // The array of what the owner of a parameter keeps.

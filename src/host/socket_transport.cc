@@ -40,18 +40,18 @@ constexpr uint64_t kConnectNs = 30'000'000'000;
 constexpr uint64_t kDoorSliceMs = 50;
 
 // What a rank tells the others: where it listens, and a nonce, so that no two groups of a job have the same key.
-std::string write_place(const SocketAddress& end, const Nonce& nonce) {
+// Without the host, which each rank knows as it is called from its own node.
+std::string write_place(uint16_t port, const Nonce& nonce) {
   FrameWriter writer;
-  writer.bytes(end.host);
-  writer.u32(end.port);
+  writer.u32(port);
   writer.bytes(std::string_view(reinterpret_cast<const char*>(nonce.data()), nonce.size()));
   return writer.take();
 }
 
-Endpoint read_place(const std::string& place) {
+Endpoint read_place(const std::string& place, const std::string& host) {
   FrameReader reader(place);
   Endpoint endpoint;
-  endpoint.host = reader.bytes();
+  endpoint.host = host;
   endpoint.port = static_cast<uint16_t>(reader.u32());
   return endpoint;
 }
@@ -63,7 +63,7 @@ class SocketTransport final : public Transport {
   }
 
   Result<std::string> listen(const NodeAddresses& nodes);
-  Status connect(const std::vector<int>& members, const std::vector<std::string>& places);
+  Status connect(const std::vector<int>& members, const std::vector<std::string>& places, const NodeAddresses& nodes);
 
   Status send(int to, const void* data, size_t bytes, Lane lane, bool* done) override;
   Status receive(int from, void* data, size_t bytes, Lane lane, bool* done) override;
@@ -122,17 +122,16 @@ Result<std::string> SocketTransport::listen(const NodeAddresses& nodes) {
                   "the network address of this node is not known, as the ranks met over a loopback address (a tunnel?); give a root "
                   "address (MEGADP_ROOT) in the network that shall carry the data");
   }
-  const std::string& scoped = world_->address().rfind(own, 0) == 0 ? world_->address() : own;
-  auto listener = listen_at_free_port(scoped);
+  auto listener = listen_at_free_port(own);
   if (!listener.ok()) return listener.status();
   auto nonce = fresh_nonce();
   if (!nonce.ok()) return nonce.status();
   listener_ = *std::move(listener);
-  return write_place({own, own_end(listener_.get()).port}, *nonce);
+  return write_place(own_end(listener_.get()).port, *nonce);
 }
 
 // The lower rank of two listens. Its door is served by a thread meanwhile, so that nobody waits for ranks that are themselves waiting.
-Status SocketTransport::connect(const std::vector<int>& members, const std::vector<std::string>& places) {
+Status SocketTransport::connect(const std::vector<int>& members, const std::vector<std::string>& places, const NodeAddresses& nodes) {
   std::string table;
   for (const std::string& place : places) table += place;
   const AuthKey key = world_->key_for("data " + table);
@@ -161,8 +160,9 @@ Status SocketTransport::connect(const std::vector<int>& members, const std::vect
       }
     } serving{*started, closing_};
     for (size_t i = 0; i < members.size() && status.ok(); ++i) {
-      if (members[i] < world_->rank() && peers_.contains(members[i]))
-        status = connect_to_rank(members[i], read_place(places[i]), key, deadline);
+      if (members[i] >= world_->rank() || !peers_.contains(members[i])) continue;
+      const std::string& host = nodes[static_cast<size_t>(world_->node(members[i]))];
+      status = connect_to_rank(members[i], read_place(places[i], host), key, deadline);
     }
     serving.connected = status.ok();
     while (status.ok() && ask_by(deadline).at_ns() < deadline.at_ns() && !door_closed_) {
@@ -420,7 +420,7 @@ class SocketNetwork final : public Network {
     auto transport = std::make_unique<SocketTransport>(world_, members);
     auto places = exchange_findings(*world_, members, transport->listen(nodes_));
     if (!places.ok()) return places.status();
-    Status agreed = agree(*world_, members, {kConnecting}, transport->connect(members, *places));
+    Status agreed = agree(*world_, members, {kConnecting}, transport->connect(members, *places, nodes_));
     if (!agreed.ok()) return agreed;
     return std::unique_ptr<Transport>(std::move(transport));
   }

@@ -532,7 +532,17 @@ static void damage_is_found(void** state) {
   refused_unchanged(&j, directory, MDP_E_CORRUPT, "bytes, and ");
   CHECK(truncate(file, about.st_size) == 0);
 
-  /* Numbers that contradict each other. */
+  /* What could be as it says, but has not been written so. */
+  replace_in(manifest, "\"version\":1", "\"version\":0");
+  refused_unchanged(&j, directory, MDP_E_CORRUPT, "manifest.json: its checksum is not that of what it says");
+  char report[400];
+  FAILS(MDP_E_CORRUPT, "manifest.json: its checksum", mdp_checkpoint_verify(directory, report, sizeof report, NULL));
+  replace_in(manifest, "\"version\":0", "\"version\":1");
+
+  /* Numbers that contradict each other; without a checksum, as megadp once wrote it. */
+  replace_in(manifest, "\"checksum\"", "\"unchecks\"");
+  OK(load(&j, directory));
+  take_steps(&j, 2, 3);
   replace_in(manifest, "\"rule\":\"AdamW\",\"steps\":2", "\"rule\":\"AdamW\",\"steps\":1");
   refused_unchanged(&j, directory, MDP_E_CORRUPT, "has a parameter that has taken 2 steps of 1");
   replace_in(manifest, "\"rule\":\"AdamW\",\"steps\":1", "\"rule\":\"AdamW\",\"steps\":2");
@@ -598,8 +608,7 @@ static void folders_that_cannot_be_used(void** state) {
   FAILS(MDP_E_INVALID, "config.directory is empty", save(&j, ""));
   FAILS(MDP_E_INVALID, "config.directory is NULL", save(&j, NULL));
 
-  /* No room: whatever write it happens at, nothing is left, and the checkpoint before stays. */
-  signal(SIGXFSZ, SIG_IGN);
+  /* No room: whatever write it happens at, nothing is left, the checkpoint before stays, and no signal ends the process. */
   struct rlimit was;
   CHECK(getrlimit(RLIMIT_FSIZE, &was) == 0);
   for (rlim_t most = 0; most < 30000; most += 3000) {

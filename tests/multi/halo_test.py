@@ -16,8 +16,8 @@ MEGADP, CAPI_HALO = sys.argv[1], sys.argv[2]
 
 
 class Halo(unittest.TestCase):
-    def check(self, ranks, transport):
-        lines = TwoHosts(self).run(MEGADP, ranks, [CAPI_HALO, "launched"])
+    def check(self, ranks, transport, **options):
+        lines = TwoHosts(self).run(MEGADP, ranks, [CAPI_HALO, "launched"], **options)
         environment = {**without_launcher(), "MEGADP_TRANSPORT": transport}
         jobs = [subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for line in lines]
         outputs = [job.communicate(timeout=120)[0] for job in jobs]
@@ -30,6 +30,10 @@ class Halo(unittest.TestCase):
     def test_sockets(self):
         for ranks in ((1, 1), (2, 2), (3, 5)):
             self.check(ranks, "sockets")
+
+    def test_link_local_addresses(self):
+        for transport in ("ucx", "sockets"):
+            self.check((2, 1), transport, link_local=True)
 
 
 if __name__ == "__main__":

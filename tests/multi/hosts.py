@@ -26,6 +26,7 @@ class TwoHosts:
         steps.append(["ip", "link", "add", self.ends[0], "type", "veth", "peer", "name", self.ends[1]])
         for i, (host, end) in enumerate(zip(self.names, self.ends)):
             steps += [["ip", "link", "set", end, "netns", host], ["ip", "-n", host, "addr", "add", f"10.83.0.{i + 1}/24", "dev", end],
+                      ["ip", "-n", host, "addr", "add", f"fe80::{i + 1}/64", "dev", end, "nodad"],
                       ["ip", "-n", host, "link", "set", end, "up"], ["ip", "-n", host, "link", "set", "lo", "up"]]
         for step in steps:
             try:
@@ -76,11 +77,13 @@ class TwoHosts:
         shown = subprocess.run(["ip", "-n", self.names[0], "-s", "-j", "link", "show", "dev", self.ends[0]], capture_output=True, text=True, check=True)
         return json.loads(shown.stdout)[0]["stats64"]["tx"]["bytes"]
 
-    def run(self, megadp, ranks, command, options=()):
-        """The line of `megadp run` for each host; ranks: how many on each."""
+    def run(self, megadp, ranks, command, options=(), link_local=False):
+        """The line of `megadp run` for each host; ranks: how many on each. With link_local they meet at an address that holds on the cable alone,
+        which each host says with its own end."""
         lines, first = [], 0
-        for host, count in zip(self.names, ranks):
+        for host, end, count in zip(self.names, self.ends, ranks):
+            root = f"[fe80::1%{end}]" if link_local else "10.83.0.1"
             lines.append(["ip", "netns", "exec", host, megadp, "run", "--no-prefix", "-n", str(count), "--nranks", str(sum(ranks)),
-                          "--first-rank", str(first), "--root", f"10.83.0.1:{PORT}", "--secret-file", self.secret, *options, "--", *command])
+                          "--first-rank", str(first), "--root", f"{root}:{PORT}", "--secret-file", self.secret, *options, "--", *command])
             first += count
         return lines

@@ -131,11 +131,45 @@ void test_what_is_not_sure_is_not_there() {
   check_equal(files, 3, "writes of two files: their folder, the directory twice");
 }
 
+void test_links_are_not_followed() {
+  in_a_folder([](const std::string& path) {
+    const fs::path runs = fs::path(path) / "runs", elsewhere = fs::path(path) / "elsewhere";
+    char host[256] = "";
+    ::gethostname(host, sizeof host - 1);
+    write(elsewhere / "file", "kept");
+    fs::create_directory(runs);
+    for (const std::string& name : {std::string(".removing-1"), text(".saving-", host, "-1"), std::string("checkpoint-000001")})
+      fs::create_directory_symlink(elsewhere, runs / name);
+    auto pending = PendingCheckpoint::create(runs, "0123456789abcdef");
+    if (!check(pending.ok(), pending.status().text())) return;
+    check(content(elsewhere / "file") == "kept", "what a link leads to was not left by a process that died");
+    check(pending->commit({}).ok(), "a checkpoint is made");
+    pending->remove_old(1);
+    check(fs::exists(runs / "checkpoint-000002") && !fs::is_symlink(runs / "checkpoint-000001"), "the link was an old checkpoint");
+    check(content(elsewhere / "file") == "kept", "and what it leads to stays");
+  });
+}
+
+void test_numbers_end() {
+  in_a_folder([](const std::string& path) {
+    fs::create_directory(fs::path(path) / text("checkpoint-", UINT64_MAX - 1));
+    for (const bool is_last : {false, true}) {
+      auto pending = PendingCheckpoint::create(path, "0123456789abcdef");
+      if (!check(pending.ok(), pending.status().text())) return;
+      const Status status = pending->commit({});
+      pending->abandon();
+      check_equal(status.code() == Code::invalid, is_last, status.text());
+    }
+  });
+}
+
 }  // namespace
 
 int main() {
   test_where_flags_are_not_known(EINVAL);
   test_where_flags_are_not_known(ENOSYS);
   test_what_is_not_sure_is_not_there();
+  test_links_are_not_followed();
+  test_numbers_end();
   return finish();
 }
