@@ -76,6 +76,7 @@ Result<std::shared_ptr<SharedMemory>> SharedMemory::create(World& world, const s
   }
   Status agreed = agree(world, members, what, mapped);
   if (!agreed.ok()) return agreed;
+  parts->own_in_child_.emplace(parts->own(), whole, std::move(fd));
   return parts;
 }
 

@@ -5,8 +5,8 @@
 //   ▲     ▲     ▲          ▲     ▲     ▲          ▲     ▲     ▲
 //   └─────┴─────┴── mapped shared by every rank, at addresses of its own ──┘
 //
-// The descriptors are handed round by World::share and closed once mapped; a part lives as long as anyone maps it, so a rank that goes
-// away takes nothing away from the others, and nothing is left when all are gone.
+// The descriptors are handed round by World::share and closed once mapped (its owner keeps its own, for children that it forks); a part
+// lives as long as anyone maps it, so a rank that goes away takes nothing away from the others, and nothing is left when all are gone.
 //
 // Thread-ranks of one process map everything once per rank too. A thread sanitizer therefore sees no relation between what two ranks do
 // to one window: it finds races inside a rank, not between ranks. Those are the business of the conformance suite's comparisons.
@@ -15,12 +15,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "base/status.h"
 #include "control/agreement.h"
 #include "control/world.h"
 #include "host/memory.h"
+#include "host/private_in_child.h"
 
 namespace megadp::host {
 
@@ -41,6 +43,7 @@ class SharedMemory {
   SharedMemory() = default;
 
   std::vector<Mapping> parts_;  // by rank
+  std::optional<PrivateInChild> own_in_child_;
   int rank_ = 0;
   size_t bytes_ = 0;
 };

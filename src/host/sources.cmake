@@ -42,6 +42,7 @@ set(MEGADP_host_SOURCES
     onednn_plan.cc
     operation.cc
     pipe.cc
+    private_in_child.cc
     shared_memory.cc
     submissions.cc
     simd.cc

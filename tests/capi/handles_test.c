@@ -449,6 +449,41 @@ static void forked_child(void** state) {
   OK(mdp_optimizer_step(alone.optimizer, NULL, NULL, NULL));
 }
 
+/* What a child writes to parameters and gradients that it has a view of is its own. */
+static void write_in_child(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  (void)argument;
+  job j = job_open(id, rank, n);
+  SIZED(mdp_tensor, param);
+  OK(mdp_buffer_param_view(j.buffer, 0, &param));
+  SIZED(mdp_tensor, grad);
+  OK(mdp_buffer_grad_view(j.buffer, 0, &grad));
+  float* const values[] = {param.data, grad.data};
+  for (int i = 0; i < 2; ++i) values[i][0] = 3;
+  const pid_t child = fork();
+  if (child == 0) {
+    int wrong = 0;
+    for (int i = 0; i < 2; ++i) {
+      wrong |= values[i][0] != 3;
+      values[i][0] = 5;
+    }
+    const pid_t of_child = fork(); /* to which the same applies */
+    if (of_child == 0) _exit(values[0][0] == 5 ? 0 : 1);
+    int status = -1;
+    wrong |= of_child < 0 || waitpid(of_child, &status, 0) != of_child || status != 0;
+    _exit(wrong);
+  }
+  int status = -1;
+  CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+  for (int i = 0; i < 2; ++i) CHECK(values[i][0] == 3);
+  job_close(&j);
+}
+
+static void writing_in_a_forked_child(void** state) {
+  (void)state;
+  if (on_cuda) SKIP("a child has no memory of a device");
+  run_ranks(2, write_in_child, NULL);
+}
+
 /* ── Outputs that are not structs ── */
 
 static void outputs(void** state) {
@@ -493,8 +528,8 @@ static void outputs(void** state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      TEST(null),         TEST(misaligned), TEST(never_was_a_handle), TEST(of_another_kind), TEST(nothing_to_destroy),
-      TEST(forked_child), TEST(outputs),
+      TEST(null),         TEST(misaligned), TEST(never_was_a_handle),        TEST(of_another_kind), TEST(nothing_to_destroy),
+      TEST(forked_child), TEST(outputs),    TEST(writing_in_a_forked_child),
   };
   return cmocka_run_group_tests(tests, open_job, close_job);
 }
