@@ -71,9 +71,10 @@ Optimizer::~Optimizer() {
     for (const size_t param : params) (void)buffer_->params().count_change(param);
     buffer_->params().set_swapped(params, false);
   }
-  if (pieces_) {  // nobody will finish that step
+  {
     const auto lock = buffer_->gradients().lock();
-    buffer_->gradients().start_step();
+    buffer_->params().step_changes().leave(&impl_->versions);
+    if (pieces_) buffer_->gradients().start_step();  // nobody will finish that step
   }
   // They may still be being updated: on the channel of gradients, or in one pass on that of gathers.
   buffer_->arenas().grads().retain(impl_->kept);
@@ -96,6 +97,8 @@ Result<std::shared_ptr<Optimizer>> Optimizer::create(std::shared_ptr<Buffer> buf
   // One rank's stage may have a wrong group, or no memory be left there: then no rank has an optimizer.
   const std::vector<int>& members = buffer->arenas().grid()->world()->group().members();
   if (Status all_have = agree(*context.world, members, {"mdp_optimizer_create"}, mine); !all_have) return all_have;
+  const auto lock = buffer->gradients().lock();
+  buffer->params().step_changes().join(&optimizer->impl_->versions);
   return optimizer;
 }
 
@@ -383,6 +386,7 @@ Status Optimizer::Impl::refresh_master(Buffer& buffer, size_t arena, const Owned
   std::shared_ptr<Event> taken;
   {
     const auto lock = buffer.gradients().lock();
+    buffer.params().step_changes().settle(std::array{&versions});
     const uint64_t version = buffer.params().version(owned.param);
     if (versions[owned.param] == version) return {};
     if (Status submitted = submit_master(arenas, arena, owned, version); !submitted) return submitted;

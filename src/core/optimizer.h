@@ -232,7 +232,8 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   Status submit_swap(uint32_t bucket);
   Status submit_refresh();
   Status submit_counts();
-  void count_changes();
+  void note_changes(Together optimizers, const Step& step) const;
+  void settle_changes(Together optimizers) const;
   Result<std::shared_ptr<Event>> submit_norm(Together optimizers, const StepOptions& options, void* outcome);
   Status submit_updates(Together optimizers, std::optional<double> lr);
   // What this rank owns of the bucket; what one launch can do goes together.

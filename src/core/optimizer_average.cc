@@ -2,6 +2,8 @@
 // The exponential moving average of what this rank owns, and its swap with the parameters. An average begins as the master is before the
 // first step, or when it is first asked for; it follows each step that is taken, whatever the rule. A swap changes parameters without
 // raising their versions, so that masters do not take the averages over; what the owned pieces were is kept aside.
+#include <array>
+
 #include "control/agreement.h"
 #include "core/optimizer_impl.h"
 
@@ -129,6 +131,7 @@ Result<std::shared_ptr<Request>> Optimizer::swap_average(void* caller, bool want
     if (Status usable = context.usable(); !usable) return usable;
     if (Status ordered = params.order_writes(caller); !ordered) return ordered;
     if (!impl_->swapped) {
+      params.step_changes().settle(std::array{&impl_->versions});
       if (Status fresh = submit_refresh(); !fresh) return fresh;
     }
     const std::vector<std::vector<uint32_t>>& launches = buffer_->gradients().launches();

@@ -83,10 +83,23 @@ Status Optimizer::submit_refresh() {
 }
 
 // What this step writes is news to other optimizers of the same buffer only.
-void Optimizer::count_changes() {
-  for (size_t param = 0; param < impl_->versions.size(); ++param) {
-    if (covers(param) && !buffer_->gradients().skipped_everywhere(param)) impl_->versions[param] = buffer_->params().count_change(param);
+void Optimizer::note_changes(Together optimizers, const Step& step) const {
+  StepChanges& all = buffer_->params().step_changes();
+  if (!all.are_wanted()) return;
+  for (const auto& each : optimizers) {
+    StepChanges::Change change{&each->impl_->versions, {}, step.normed, step.outcome};
+    for (size_t param = 0; param < each->impl_->versions.size(); ++param) {
+      if (each->covers(param) && !buffer_->gradients().skipped_everywhere(param)) change.params.push_back(param);
+    }
+    all.add(std::move(change));
   }
+}
+
+// What others have changed before the masters of these follow.
+void Optimizer::settle_changes(Together optimizers) const {
+  std::vector<const StepChanges::Versions*> these;
+  for (const auto& each : optimizers) these.push_back(&each->impl_->versions);
+  buffer_->params().step_changes().settle(these);
 }
 
 // One more step for every parameter that takes part in it; unless it is skipped, which the device knows.
@@ -281,6 +294,7 @@ Status Optimizer::submit_begin(Together optimizers, std::unique_lock<std::mutex>
   for (const auto& each : optimizers) {
     if (Status unseen = each->unseen_outcome(lock); !unseen) return unseen;
   }
+  settle_changes(optimizers);
   if (Status ordered = buffer_->params().order_writes(step->options.caller); !ordered) return ordered;
   auto place = outcome_place();
   if (!place) return place.status();
@@ -295,14 +309,12 @@ Status Optimizer::submit_begin(Together optimizers, std::unique_lock<std::mutex>
 Result<std::shared_ptr<Event>> Optimizer::submit_end(Together optimizers, const Step& step) {
   const std::optional<double>& lr = step.options.lr;
   const bool in_one_pass = buffer_->gradients().keeps_buckets();
+  note_changes(optimizers, step);
   if (Status submitted = in_one_pass ? submit_in_one_pass(optimizers, step) : submit_updates(optimizers, lr); !submitted) return submitted;
   auto end = buffer_->params().record();
   if (!end) return end;
   if (lr) impl_->config.hyper.lr = *lr;  // only now: a step that could not be submitted has changed nothing
-  for (const auto& each : optimizers) {
-    each->last_step_ = *end;
-    each->count_changes();
-  }
+  for (const auto& each : optimizers) each->last_step_ = *end;
   buffer_->gradients().start_step();
   return end;
 }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/arenas.h"
+#include "core/step_changes.h"
 #include "core/transfer.h"
 
 namespace megadp {
@@ -46,6 +47,7 @@ class Params {
   Result<std::shared_ptr<Event>> record();
   // Grows with every change of the parameter's values: an optimizer that has not made it has a stale master.
   uint64_t version(size_t param);
+  StepChanges& step_changes() noexcept { return step_changes_; }
   uint64_t count_change(size_t param);  // the new version
 
   // While an optimizer's averages are in the place of parameters, nothing else may write those. Any thread.
@@ -70,6 +72,7 @@ class Params {
   Traffic traffic_;
   std::vector<bool> swapped_;     // by parameter
   std::atomic<size_t> swaps_{0};  // of optimizers
+  StepChanges step_changes_{*this};
 };
 
 }  // namespace megadp

@@ -399,11 +399,66 @@ static void a_skipped_step_is_not_clipped(void** state) {
   model_close(&m);
 }
 
+/* A step that changes nothing, skipped or failed, leaves the masters of other optimizers alone: they hold more than bf16 parameters show.
+ */
+static void a_step_that_changes_nothing(void** state) {
+  (void)state;
+  model m = model_open(0);
+  mdp_param_group groups[COUNT] = {{.struct_size = sizeof groups[0]}, {.struct_size = sizeof groups[0]}, {.struct_size = sizeof groups[0]}};
+  SIZED(mdp_optimizer_config, config);
+  config.param_groups = groups;
+  config.param_group_count = COUNT;
+  config.rule = MDP_RULE_SGD;
+  config.lr = 1;
+  mdp_optimizer* other = NULL;
+  OK(mdp_optimizer_create(m.buffer, &config, &other));
+  float values[70] = {1, 1, 1, 1, 1}, wanted[5] = {1, 1, 1, 1, 1};
+  const mdp_tensor a = tensor_of(MDP_DTYPE_F32, values, &sizes[0]);
+  OK(mdp_param_write(m.buffer, 0, &a, NULL));
+  for (int turn = 0; turn < 4; ++turn) {
+    for (size_t p = 0; p < COUNT; ++p) {
+      for (int i = 0; i < 70; ++i) values[i] = -0.001F;
+      const mdp_tensor t = tensor_of(MDP_DTYPE_F32, values, &sizes[p]);
+      OK(mdp_grad_put(m.buffer, p, &t, 0, NULL));
+    }
+    step_and_wait(other);
+    for (int i = 0; i < 5; ++i) wanted[i] += 0.001F;
+    CHECK(memcmp(state_of(other, 0, "master").data, wanted, sizeof wanted) == 0);
+    for (size_t p = 0; p < COUNT; ++p) {
+      for (int i = 0; i < 70; ++i) values[i] = INFINITY;
+      const mdp_tensor t = tensor_of(MDP_DTYPE_F32, values, &sizes[p]);
+      OK(mdp_grad_put(m.buffer, p, &t, 0, NULL));
+    }
+    SIZED(mdp_step_config, scaled);
+    SIZED(mdp_step_report, report);
+    scaled.loss_scale = turn % 2;
+    mdp_request* request = NULL;
+    const mdp_status status = mdp_optimizer_step(m.optimizer, &scaled, turn < 2 ? &report : NULL, turn < 2 ? NULL : &request);
+    CHECK(turn >= 2 || status == (turn == 0 ? MDP_E_NUMERIC : MDP_OK));
+    if (request != NULL) (void)mdp_request_wait(request, UINT64_C(20000000000));
+    mdp_request_free(request);
+    CHECK(memcmp(state_of(other, 0, "master").data, wanted, sizeof wanted) == 0);
+  }
+  /* One that changes them is followed. */
+  for (size_t p = 0; p < COUNT; ++p) {
+    for (int i = 0; i < 70; ++i) values[i] = 1;
+    const mdp_tensor t = tensor_of(MDP_DTYPE_F32, values, &sizes[p]);
+    OK(mdp_grad_put(m.buffer, p, &t, 0, NULL));
+  }
+  step_and_wait(m.optimizer);
+  float now[5];
+  const mdp_tensor t = tensor_of(MDP_DTYPE_F32, now, &sizes[0]);
+  OK(mdp_param_read(m.buffer, 0, &t, NULL));
+  CHECK(now[0] < 0.98F && memcmp(state_of(other, 0, "master").data, now, sizeof now) == 0);
+  mdp_optimizer_destroy(other);
+  model_close(&m);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       TEST(gaps_stay_zero),           TEST(merged_updates_have_the_same_bits), TEST(ranges_say_the_bucket),
       TEST(the_place_is_named),       TEST(the_place_is_named_by_its_owner),   TEST(written_state_holds),
-      TEST(looked_at_masters_follow), TEST(a_skipped_step_is_not_clipped),
+      TEST(looked_at_masters_follow), TEST(a_skipped_step_is_not_clipped),     TEST(a_step_that_changes_nothing),
   };
   return cmocka_run_group_tests(tests, setup, NULL);
 }
