@@ -832,7 +832,7 @@ MDP_API mdp_status mdp_grad_skip(mdp_buffer* buffer, size_t param);
 
 /* With MDP_SCALING_TOKENS: over how many tokens (or samples) this rank's losses of the step are summed. Steps and norms divide by the sum
  * over dp x cp, by 1 if that is 0; reduced gradients stay sums. Ranks that share a batch (tp, pp) say the same, or one does. Local, once a
- * step. With half-width gradients on all ranks before the first one, collective over the world, blocking; then reductions divide. Errors:
+ * step. If some rank's gradients are half-width, before the first one, collective over the world, blocking; then reductions divide. Errors:
  * INVALID (count), STATE. */
 MDP_API mdp_status mdp_grad_tokens(mdp_buffer* buffer, double count);
 

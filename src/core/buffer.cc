@@ -44,10 +44,12 @@ Result<std::shared_ptr<Buffer>> Buffer::create(std::shared_ptr<ProcessGrid> grid
   if (Status status = buffer->agree_on_registration(); !status) return status;
   auto ties = buffer->agree_on_ties();
   if (!ties) return ties.status();
+  auto divides_at_once = buffer->agree_on_tokens();
+  if (!divides_at_once) return divides_at_once.status();
   if (Status status = buffer->check_room(); !status) return status;
   // Failures are agreed on in each group, which may be a part of the world; and at the end in all of it.
   Status mine = buffer->arenas().allocate(*std::move(ties));
-  if (mine.ok()) mine = buffer->gradients().allocate();
+  if (mine.ok()) mine = buffer->gradients().allocate(*divides_at_once);
   Status all_have = agree(*buffer->context().world, grid->world()->group().members(), {"mdp_buffer_register"}, mine);
   if (!all_have) return all_have;
   return buffer;
@@ -97,6 +99,14 @@ Result<std::vector<Tie>> Buffer::agree_on_ties() {
   auto described = context().world->exchange(members, "mdp_buffer_register", describe_ties(plan()));
   if (!described) return described.status();
   return match_ties(plan(), *described, members);
+}
+
+// Stages, experts and tensor-parallel ranks may have gradients of different types, and mdp_grad_tokens is either collective or it is not.
+Result<bool> Buffer::agree_on_tokens() {
+  const bool mine = plan().divides_by_tokens_at_once();
+  auto compared = context().world->compare(arenas().grid()->world()->group().members(), "mdp_buffer_register", mine ? "half" : "");
+  if (!compared) return compared.status();
+  return mine || *compared;
 }
 
 Status Buffer::check_room() {

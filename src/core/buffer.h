@@ -42,6 +42,7 @@ class Buffer {
   Status agree_on_registration();
   Status agree_on_partial();
   Result<std::vector<Tie>> agree_on_ties();
+  Result<bool> agree_on_tokens();
   Status check_room();
   Result<Copies> describe_copies(const std::function<bool(size_t)>& counts);
   Status verify_over_tp(bool expert);

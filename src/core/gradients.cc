@@ -37,7 +37,7 @@ Gradients::~Gradients() {
   }
 }
 
-Status Gradients::allocate() {
+Status Gradients::allocate(bool divides_at_once) {
   for (AgreementPlan& plan : arenas_->plan().agreements()) {
     if (plan.axes == 0) {  // bits for all ties of the world: the plan knows only those that this rank holds
       plan.params.clear();
@@ -51,8 +51,9 @@ Status Gradients::allocate() {
   if (!sums) return sums.status();
   norm_ = arenas_->kept().keep(*std::move(sums));
   index();
-  at_once_ = arenas_->plan().divides_by_tokens_at_once();
-  if (at_once_) {
+  const bool by_tokens = arenas_->plan().config.scaling == Scaling::tokens;
+  at_once_ = by_tokens && divides_at_once;
+  if (by_tokens) {
     auto told = arenas_->backend().control().allocate(token_bytes(arenas_->plan()));
     if (!told) return told.status();
     told_tokens_ = arenas_->kept().keep(*std::move(told));

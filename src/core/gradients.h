@@ -65,7 +65,8 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   Gradients(std::shared_ptr<Arenas> arenas, std::shared_ptr<Params> params);
   ~Gradients();
   // The arenas have been allocated. Local.
-  Status allocate();
+  // divides_at_once: some rank's reductions divide by the step's tokens.
+  Status allocate(bool divides_at_once);
 
   // ── arrival: any thread ──
   Status microbatch_begin(bool is_last);

@@ -152,7 +152,7 @@ struct Plan {
   // Whether other pipeline stages may hold the parameter too.
   bool is_tied(size_t param) const { return grid.size(kPp) > 1 && !params[param].tie.empty(); }
   bool has_ties() const;
-  // Whether the tokens of a step must be known before its first reduction.
+  // Whether the tokens of a step must be known before its first reduction here; if so on one rank, then on all.
   bool divides_by_tokens_at_once() const;
   uint64_t packed_elements() const;  // the most that one rank owns of what is partial or tied
   std::vector<AgreementPlan> agreements() const;

@@ -163,7 +163,7 @@ uint64_t scratch_bytes(const Plan& plan) {
   for (const ArenaPlan& arena : plan.arenas)
     bytes += arena.wide_slots * arena.wide_elements * sizeof(float) + arena.wire_elements * size_of(DType::bf16);
   bytes += plan.packed_elements() * sizeof(float);
-  if (plan.divides_by_tokens_at_once()) bytes += token_bytes(plan);
+  if (plan.config.scaling == Scaling::tokens) bytes += token_bytes(plan);
   if (plan.config.check_finite) bytes += step_count_bytes(plan);     // a number for each parameter
   if (plan.config.check_large) bytes += 2 * step_count_bytes(plan);  // a sum and a count
   for (const AgreementPlan& agreement : plan.agreements()) {

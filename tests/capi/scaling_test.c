@@ -269,12 +269,48 @@ static void mistakes(void** state) {
   run_ranks(4, mistake_at_once, &half);
 }
 
+/* ── Stages with gradients of different types ── */
+
+static void differ(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  const int first_is_half = *(const int*)argument;
+  mdp_comm* const comm = comm_open(id, rank, n, UINT64_C(20000000000));
+  SIZED(mdp_grid_config, stages);
+  stages.pp = 2;
+  mdp_grid* grid = NULL;
+  OK(mdp_grid_create(comm, &stages, &grid));
+  SIZED(mdp_buffer_config, config);
+  config.grad_dtype = MDP_DTYPE_SAME;
+  config.scaling = MDP_SCALING_TOKENS;
+  const int64_t size = 4;
+  const int half = (rank == 0) == first_is_half;
+  const mdp_param param = {sizeof param, half ? MDP_DTYPE_BF16 : MDP_DTYPE_F32, .name = "w", .shape = &size, .ndim = 1};
+  mdp_buffer* buffer = NULL;
+  OK(mdp_buffer_register(NULL, grid, &config, &param, 1, &buffer));
+  mdp_optimizer* optimizer = NULL;
+  OK(mdp_optimizer_create(buffer, NULL, &optimizer));
+  float values[4] = {8, 8, 8, 8};
+  const mdp_tensor t = tensor_of(MDP_DTYPE_F32, values, &size);
+  for (int step = 0; step < 2; ++step) {
+    OK(mdp_grad_tokens(buffer, 4));
+    OK(mdp_grad_put(buffer, 0, &t, 0, NULL));
+    SIZED(mdp_step_report, report);
+    OK(mdp_optimizer_step(optimizer, NULL, &report, NULL));
+    CHECK(fabs(report.grad_norm - 2 * sqrt(8)) < 1e-9);
+  }
+  mdp_optimizer_destroy(optimizer);
+  mdp_buffer_destroy(buffer);
+  mdp_grid_destroy(grid);
+  mdp_comm_destroy(comm);
+}
+
+static void stages_may_differ(void** state) {
+  (void)state;
+  for (int first_is_half = 0; first_is_half < 2; ++first_is_half) run_ranks(2, differ, &first_is_half);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      TEST(a_mean_or_a_sum),
-      TEST(tokens_of_all_ranks),
-      TEST(no_tokens_at_all),
-      TEST(mistakes),
+      TEST(a_mean_or_a_sum), TEST(tokens_of_all_ranks), TEST(no_tokens_at_all), TEST(mistakes), TEST(stages_may_differ),
   };
   return cmocka_run_group_tests(tests, setup, NULL);
 }
