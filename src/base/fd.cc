@@ -2,7 +2,6 @@
 #include "base/fd.h"
 
 #include <fcntl.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -27,11 +26,6 @@ Result<Fd> duplicate(const Fd& fd) {
   Fd copy(::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0));
   if (!copy.valid()) return system_error(text("duplicating descriptor ", fd.get()), errno);
   return copy;
-}
-
-uint64_t longest_file() noexcept {
-  rlimit limit{};
-  return ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY ? limit.rlim_cur : UINT64_MAX;
 }
 
 }  // namespace megadp

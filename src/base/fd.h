@@ -2,8 +2,6 @@
 // Fd: an owned file descriptor.
 #pragma once
 
-#include <cstdint>
-
 #include "base/status.h"
 
 namespace megadp {
@@ -29,9 +27,5 @@ class Fd {
 
 // The same descriptor once more, close-on-exec.
 Result<Fd> duplicate(const Fd& fd);
-
-// How long a file of this process may be (RLIMIT_FSIZE; memory to share counts as one). To make one longer would end the process by
-// SIGXFSZ, whose disposition is the host program's.
-uint64_t longest_file() noexcept;
 
 }  // namespace megadp

@@ -4,6 +4,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -24,6 +25,12 @@ auto again_if_interrupted(const Call& call) {
   auto result = call();
   while (result < 0 && errno == EINTR) result = call();
   return result;
+}
+
+// To write beyond it would end the process by SIGXFSZ, whose disposition is the host program's.
+uint64_t longest_file() noexcept {
+  rlimit files{};
+  return ::getrlimit(RLIMIT_FSIZE, &files) == 0 && files.rlim_cur != RLIM_INFINITY ? files.rlim_cur : UINT64_MAX;
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include "host/shared_memory.h"
 
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -12,12 +13,13 @@
 namespace megadp::host {
 namespace {
 
+// To make shared memory longer than files may be would end the process by SIGXFSZ, whose disposition is the host program's.
 Status check_file_size(size_t bytes, const char* what) {
-  const uint64_t longest = longest_file();
-  if (bytes <= longest) return {};
+  rlimit files{};
+  if (getrlimit(RLIMIT_FSIZE, &files) != 0 || files.rlim_cur == RLIM_INFINITY || bytes <= files.rlim_cur) return {};
   return {Code::memory,
-          text(what, ": ", bytes, " bytes of shared memory are wanted, which count as a file, and this process may make files of ", longest,
-               " bytes (RLIMIT_FSIZE); raise that limit: ulimit -f unlimited")};
+          text(what, ": ", bytes, " bytes of shared memory are wanted, which count as a file, and this process may make files of ",
+               files.rlim_cur, " bytes (RLIMIT_FSIZE); raise that limit: ulimit -f unlimited")};
 }
 
 Result<Mapping> create_own(size_t bytes, const char* what, Fd* out_fd) {
