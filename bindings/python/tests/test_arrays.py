@@ -353,6 +353,28 @@ class Taking(World):
         with self.assertRaisesRegex(megadp.InvalidError, "read-only"):
             self.comm.all_reduce(values)
 
+    @needs_numpy
+    def test_numpy_scalars(self):
+        """They lend a copy of themselves that claims to be writable. It may be read, and must not take a result."""
+        for scalar in (np.float32(2), np.ones(3).mean(), np.int64(3)):
+            for write in (self.comm.all_reduce, self.comm.broadcast, lambda to: self.comm.all_reduce(np.ones((), to.dtype), to)):
+                with self.assertRaisesRegex(megadp.InvalidError, f"is .*{type(scalar).__name__}: a scalar.*numpy.asarray"):
+                    write(scalar)
+            array = np.asarray(scalar)
+            self.comm.all_reduce(array)
+            self.assertEqual(array, scalar)
+        out = np.zeros(1, np.float32)
+        self.comm.all_gather(np.float32(7), out)
+        self.assertEqual(out.tolist(), [7])
+
+    @needs_numpy
+    def test_numpy_scalars_are_kept(self):
+        """What a scalar lends is memory of nobody else's."""
+        tensor, keep = megadp._tensor.operand(np.float64(7), "array")
+        others = [np.float64(i) for i in range(1000)] + [np.asarray(np.float64(i)) for i in range(1000)]
+        self.assertEqual(ctypes.c_double.from_address(tensor.data).value, 7)
+        del others, keep
+
     def test_requests_keep_their_arrays(self):
         values = array.array("f", [1, 2])
         gone = weakref.ref(values)

@@ -108,6 +108,26 @@ for factor in (8.0, np.inf, 8.0):
     assert training.step().skipped == (factor == np.inf)
 assert training.optimizer.scaler().scale == 4
 np.testing.assert_array_equal(training.read()["w"], [-0.25 - 0.25 * 2.5] * 2)
+
+# An unchecked step waits for gradients that are still being computed, and raises what their puts have raised.
+training = megadp.jax.DataParallel(comm, {"w": jnp.zeros(500)}, rule="sgd", lr=1.0, missing="zero")
+def slow(p, x):
+    for _ in range(20):
+        x = jnp.tanh(x @ x)
+    return (training.track(p)["w"] * (1 + 0 * x[0])).sum()
+for step in range(3):
+    jax.jit(jax.grad(slow))(training.read(), jnp.ones((500, 500)))
+    training.step(unchecked=True)
+    assert float(training.read()["w"][0]) == -1 - step, step
+
+# Arrays of JAX's are not written to.
+mine = jnp.ones(4)
+for wrong in (lambda: comm.all_reduce(mine), lambda: training.buffer.read(0, jnp.zeros(500))):
+    try:
+        wrong()
+        assert False
+    except megadp.InvalidError as error:
+        assert "is read-only" in error.text, error
 """
 
 # AdamW by optax, clipping by the global norm, on gradients that were averaged over the ranks: on both paths, then with two microbatches,

@@ -195,6 +195,13 @@ def _refuse_read_only(argument: str, array: Any) -> None:
     raise invalid(f"{argument}, a {type(array).__name__}, is read-only, and would be written to")
 
 
+def _refuse_scalar(argument: str, array: Any) -> None:
+    """numpy's scalars lend a copy of themselves, which the interface keeps: it may be read, and claims that it may be written to."""
+    if not getattr(getattr(array, "flags", None), "writeable", True):
+        raise invalid(f"{argument} is {_described(array)}: a scalar, which cannot be written to; it must be an array, such as "
+                      "numpy.asarray makes of it, which then has the result")
+
+
 def _from_interface(array: Any, argument: str, writable: bool, stream: int, among: Among) -> Any:
     interface, device = getattr(array, "__array_interface__", None), (_dlpack.CPU, 0)
     if interface is None:
@@ -215,6 +222,8 @@ def _from_interface(array: Any, argument: str, writable: bool, stream: int, amon
     if writable and readonly:
         _refuse_read_only(argument, array)
     shape, strides = interface["shape"], interface.get("strides")
+    if writable and not shape:
+        _refuse_scalar(argument, array)
     if strides is not None:
         if any(stride % dtype.size for stride in strides):
             raise invalid(f"{argument} has strides of {strides} bytes, which are not whole elements of {dtype.name}")
@@ -238,7 +247,8 @@ def _from_dlpack(array: Any, argument: str, writable: bool, stream: int, among: 
     if found is None:
         raise invalid(f"{argument}, a {type(array).__name__}, has a __dlpack__ that does not return a DLPack capsule of version 0 or 1")
     tensor, flags = found
-    if writable and flags & _dlpack.READ_ONLY:
+    # JAX's say nothing of it in their flags.
+    if writable and (flags & _dlpack.READ_ONLY or type(array).__module__.partition(".")[0] in ("jax", "jaxlib")):
         _refuse_read_only(argument, array)
     if writable and flags & _dlpack.IS_COPIED:
         raise invalid(f"{argument}, a {type(array).__name__}, lends a copy of itself, so that it cannot be written to")

@@ -240,7 +240,9 @@ class DataParallel(Gradients):
         Raises as sync and Optimizer.step; after STATE and NUMERIC nothing has changed, and the next step can begin."""
         if self._elements is not None:
             refuse_beside(dict(lr=lr))
-        if not unchecked:
+        if unchecked:
+            self._arrived()
+        else:
             self._sync(skips=loss_scale is not None or self.optimizer._scales)
         try:
             return self.optimizer.step(lr, loss_scale, grad_divisor=grad_divisor, unchecked=unchecked, wait=False)
