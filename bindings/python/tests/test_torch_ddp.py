@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""megadp.torch beside DistributedDataParallel on two ranks: torch_cases.py, torch_state_cases.py, torch_rule_cases.py,
-torch_elementwise_cases.py and torch_whole_cases.py, one program for many cases, since starting takes long."""
+"""megadp.torch beside DistributedDataParallel on two ranks: torch_cases.py, torch_grads_cases.py, torch_state_cases.py,
+torch_rule_cases.py, torch_elementwise_cases.py and torch_whole_cases.py, one program for many cases, since starting takes long."""
 import os
 import subprocess
 import sys
@@ -12,6 +12,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 CASES = ("clip_grad_norm", "clip_grad_value", "clip_half_width", "norm_for_a_log", "grad_scaler", "zero_2", "instances",
          "changed_gradients", "batch_norm", "sync_batch_norm", "frozen", "frozen_for_a_while", "accumulation", "ends_earlier", "thrown_away",
          "own_optimizer", "words")
+GRADS_CASES = ("norms_of_other_kinds", "norms_beside_other_tensors", "assigned_data")
 STATE_CASES = ("resumed", "torch_and_back", "consolidated")
 RULE_CASES = ("rules", "schedules", "states", "lion", "several", "several_saved", "scaler", "scaler_clipped_infinity", "scaler_of_several",
               "scaler_state", "scaler_refused")
@@ -44,6 +45,10 @@ class BesideDDP(Cases, unittest.TestCase):
     PROGRAM, CASES = "torch_cases.py", CASES
 
 
+class Grads(Cases, unittest.TestCase):
+    PROGRAM, CASES = "torch_grads_cases.py", GRADS_CASES
+
+
 class State(Cases, unittest.TestCase):
     PROGRAM, CASES = "torch_state_cases.py", STATE_CASES
 
@@ -60,7 +65,7 @@ class Whole(Cases, unittest.TestCase):
     PROGRAM, CASES = "torch_whole_cases.py", WHOLE_CASES
 
 
-for owner in (BesideDDP, State, Rules, Elementwise, Whole):
+for owner in (BesideDDP, Grads, State, Rules, Elementwise, Whole):
     for name in owner.CASES:
         setattr(owner, "test_" + name, of(name))
 

@@ -42,6 +42,9 @@ class Grad(torch.Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None) -> Any:
         return _dispatch(func, args, kwargs or {})
 
+    def as_subclass(self, cls: Any) -> Any:
+        return _dispatch(torch.Tensor.as_subclass, (self, cls), {})  # torch would not ask
+
     def __hash__(self) -> int:
         return id(self)
 
@@ -89,13 +92,14 @@ def _plainly(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
 
 def _dispatch(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
     name = getattr(func, "__name__", str(func))
-    if name in ("__get__", "__set__", "__delete__"):
+    assigned = name in ("__set__", "__delete__")
+    if assigned or name == "__get__":
         attribute = getattr(getattr(func, "__self__", None), "__name__", "")
-        if name == "__get__" and attribute == "data":
+        if attribute == "data" and not assigned:
             return args[0]
         if attribute not in _VALUE_ATTRIBUTES and attribute != "data":
             return _plainly(func, args, kwargs)
-        name = attribute if name == "__get__" else "assignment to ." + attribute + "_"
+        name = f"assignment to .{attribute}" if assigned else attribute
     elif name in _NO_VALUES:
         return _without_values(func, args, kwargs)
     elif name in ("detach", "alias"):
@@ -104,13 +108,16 @@ def _dispatch(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
     if home is None or home.storage.closed:
         return _plainly(func, _replaced(args, _as_plain), _replaced(kwargs, _as_plain))
     first = _gradients_in(args[:1], [])
-    if name in _NORMS and first and not ({name for name, value in kwargs.items() if value} - {"p", "ord", "dtype"}) and len(args) <= 2:
-        return _norm(home, first, name, func, args, kwargs)
+    if name.startswith(("_foreach_", "_amp_foreach_")) and 0 < len(first) < len(args[0]):
+        return _one_by_one(func, args, kwargs)
+    degree = _degree(first, name, args, kwargs) if name in _NORMS and first else None
+    if degree is not None and (degree > 0 or not home.whole):
+        return _norm(home, first, name, degree, kwargs.get("dtype"))
     if name == "_amp_foreach_non_finite_check_and_unscale_":
         return _unscale(home, first, *args[1:], **kwargs)
     if _gradients_in(kwargs.get("out"), []):
         raise invalid(f"{name} writes into the gradient of {home.names[_gradients_in(kwargs['out'], [])[0]._number]!r}; {_WAYS}")
-    if first and (name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))):
+    if first and (assigned or name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))):
         return _change(home, first, name, func, args, kwargs)
     read = lambda grad: home.values(grad._number, name)  # noqa: E731
     return func(*_replaced(args, read), **_replaced(kwargs, read))
@@ -118,13 +125,13 @@ def _dispatch(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
 
 def _as_plain(grad: Grad) -> torch.Tensor:
     with torch._C.DisableTorchFunctionSubclass():
-        return grad.as_subclass(torch.Tensor)
+        return torch.Tensor.as_subclass(grad, torch.Tensor)
 
 
 def _without_values(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
     found = _plainly(func, args, kwargs)
     if isinstance(found, Grad):
-        return args[0] if found is args[0] else found.as_subclass(torch.Tensor)
+        return args[0] if found is args[0] else torch.Tensor.as_subclass(found, torch.Tensor)
     return found
 
 
@@ -132,14 +139,33 @@ _WAYS = ("between backward and step gradients can be scaled, clamped and clipped
          "GradScaler, max_grad_norm of a sharded optimizer, p.grad.mul_(number)), and their norms be had")
 
 
-def _norm(home: "Gradients", grads: List[Grad], name: str, func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+def _one_by_one(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+    """Of a list with other tensors among the gradients."""
+    count = len(args[0])
+
+    def at(i: int, value: Any) -> Any:
+        return [value[i]] if isinstance(value, (list, tuple)) and len(value) == count else value
+
+    found = [func(*(at(i, value) for value in args), **{key: at(i, value) for key, value in kwargs.items()}) for i in range(count)]
+    return None if found[0] is None else [item for items in found for item in items]
+
+
+def _degree(grads: List[Grad], name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[float]:
+    """Of the norm over all elements that is asked for; None where it is another one, along dimensions or of a matrix: it takes values."""
+    order = args[1] if len(args) > 1 else kwargs.get("p", kwargs.get("ord"))
+    others = {key for key, value in kwargs.items() if value is not None and value is not False} - {"p", "ord", "dtype"}
+    if others or len(args) > 2:
+        return None
+    if order in (None, "fro"):
+        return 2.0
+    of_matrix = name == "linalg_norm" and grads[0].dim() != 1
+    return None if of_matrix or isinstance(order, str) else float(order)
+
+
+def _norm(home: "Gradients", grads: List[Grad], name: str, degree: float, dtype: Optional[torch.dtype]) -> Any:
     """The norm of each gradient as it is after the reduction, over all ranks; of one that is still this rank's own, that one's."""
-    order = args[1] if len(args) > 1 else kwargs.get("p", kwargs.get("ord", 2.0))
-    dtype = kwargs.get("dtype") or torch.float32
-    degree = 2.0 if order in (None, "fro") else float(order)
-    numbers = [grad._number for grad in grads]
-    found = home.norms(numbers, degree)
-    tensors = [torch.tensor(value, dtype=dtype, device=grad.device) for value, grad in zip(found, grads)]
+    found = home.norms([grad._number for grad in grads], degree)
+    tensors = [torch.tensor(value, dtype=dtype or torch.float32, device=grad.device) for value, grad in zip(found, grads)]
     return tensors if name == "_foreach_norm" else tensors[0]
 
 
@@ -189,11 +215,24 @@ def _write(home: "Gradients", grads: List[Grad], name: str, func: Any, args: Tup
     by_element = name in _BY_ELEMENT and not any(isinstance(value, torch.Tensor) and value.numel() > 1
                                                  for value in [*args[1:], *kwargs.values()])
     slots = home.writable(numbers, name, by_element)
-    given = {id(grad): slot for grad, slot in zip(grads, slots)}
+    if home.whole:
+        slots = [slot.view(grad.shape) for grad, slot in zip(grads, slots)]
+    given = {id(grad): slot.detach() for grad, slot in zip(grads, slots)}
     read = lambda grad: given[id(grad)] if id(grad) in given else home.values(grad._number, name)  # noqa: E731
     func(*_replaced(args, read), **_replaced(kwargs, read))
+    for grad, slot in zip(grads, slots):
+        _take(home.names[grad._number], name, slot, given[id(grad)])
     home.written(numbers)
     return args[0]
+
+
+def _take(of: str, name: str, slot: torch.Tensor, changed: torch.Tensor) -> None:
+    """`.data =` and t_ have not changed the slot, but made the tensor that they were given another one."""
+    if changed.is_set_to(slot):
+        return
+    if changed.shape != slot.shape:
+        raise invalid(f"{name} gives the gradient of {of!r} the shape {tuple(changed.shape)}; it must stay {tuple(slot.shape)}")
+    slot.copy_(changed.clone())  # which may be a view of the slot
 
 
 def refuse_values(name: str, what: str) -> MegaDPError:
