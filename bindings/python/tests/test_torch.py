@@ -3,6 +3,7 @@
 import copy
 import gc
 import io
+import tempfile
 import unittest
 import warnings
 
@@ -152,6 +153,59 @@ class Gradients(World):
             module.forward = lambda x, module=module: module[0](module[1](module[2](x)))
         self.assertEqual([param.use_order for param in model.storage.params], orders)
 
+    def test_steps_without_gradients(self):
+        """Before the first backward, as where a schedule is wound forward; and after one that has used them up, which torch would apply again."""
+        model = self.wrap(torch.nn.Linear(3, 2))
+        optimizer = megadp.torch.ShardedAdamW(model)
+        before = [p.detach().clone() for p in model.parameters()]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for _ in range(2):
+                optimizer.step()
+                self.assertEqual([p.grad for p in model.parameters()], [None, None])
+            self.assertTrue(all(map(torch.equal, before, model.parameters())))
+            model(torch.ones(4, 3)).sum().backward()
+            optimizer.step()
+        self.assertFalse(any(map(torch.equal, before, model.parameters())))
+        before = [p.detach().clone() for p in model.parameters()]
+        with self.assertWarnsRegex(UserWarning, "used up, of 'weight' say: it changes nothing"):
+            optimizer.step()
+        self.assertTrue(all(map(torch.equal, before, model.parameters())))
+
+    def test_gradients_that_cannot_be_taken(self):
+        model = self.wrap(torch.nn.Linear(3, 2))
+        with warnings.catch_warnings(), self.assertRaisesRegex(megadp.MegaDPError, r"create_graph=True\) has brought a gradient of '.*autograd.grad"):
+            warnings.simplefilter("ignore")
+            model(torch.ones(4, 3)).square().sum().backward(create_graph=True)
+        model = self.wrap(torch.nn.Embedding(5, 3, sparse=True))
+        with self.assertRaisesRegex(megadp.MegaDPError, "'weight' whose layout is torch.sparse_coo; .* sparse=False"):
+            model(torch.tensor([1, 2])).sum().backward()
+
+    def test_backward_that_raised(self):
+        class Bad(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x.clone()
+
+            @staticmethod
+            def backward(ctx, grad):
+                raise RuntimeError("of the script's")
+
+        module = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 2))
+        model = self.wrap(module)
+        optimizer = megadp.torch.ShardedAdamW(model)
+        with self.assertRaisesRegex(RuntimeError, "of the script's"):
+            module[1](Bad.apply(module[0](torch.ones(4, 3)))).sum().backward()
+        with self.assertRaisesRegex(megadp.MegaDPError, r"backward\(\) that has raised, .*zero_grad\(\)"):
+            optimizer.step()
+        optimizer.zero_grad()
+        within = []
+        module[0].weight.register_post_accumulate_grad_hook(lambda _: within.append(self.assertRaisesRegex(
+            megadp.MegaDPError, "under way; wait", optimizer.step)))
+        model(torch.ones(4, 3)).sum().backward()
+        optimizer.step()
+        self.assertEqual((within, optimizer.report.step), ([None], 1))
+
     def test_clipping(self):
         model = self.wrap(torch.nn.Linear(3, 2))
         optimizer = megadp.torch.ShardedAdamW(model, max_grad_norm=0.5)
@@ -253,6 +307,32 @@ class Gathering(World):
             for values in use():
                 self.assertTrue(bool(values.isfinite().all()))
             self.assertIs(type(model.module.a.weight), torch.nn.Parameter)
+
+
+    def test_those_that_cannot_be_awaited(self):
+        """Compiled layers, and parameters of a class of their own: the step waits, also for who uses the wrapped module directly."""
+        class Own(torch.nn.Parameter):
+            pass
+
+        def compiled(module):
+            module[1] = torch.compile(module[1], backend="eager")
+            return {0, 1, 2, 3}
+
+        def subclass(module):
+            module[0].weight = Own(module[0].weight.detach().clone())
+            return {0}
+
+        for change in (compiled, subclass):
+            module = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 2))
+            expected = change(module)
+            model = self.wrap(module, gather_in_forward=True)
+            optimizer = megadp.torch.ShardedAdamW(model)
+            waited, wait = [], model.storage.wait
+            model.storage.wait = lambda number, *, stream=0: waited.append(number) or wait(number, stream=stream)
+            model(torch.ones(4, 3)).sum().backward()
+            waited.clear()
+            optimizer.step()
+            self.assertEqual(set(waited), expected)
 
 
 class Copies(World):
@@ -374,6 +454,77 @@ class Refusals(World):
         with self.assertRaisesRegex(megadp.InvalidError, "'bias' has left"):
             optimizer.step()
 
+    def test_parameters_that_moved_are_not_saved_loaded_or_averaged(self):
+        fill = lambda module: torch.nn.utils.vector_to_parameters(torch.ones(8), module.parameters())
+        ways = [lambda module: module.bfloat16(), lambda module: module.to(torch.float64).to(torch.float32), fill]
+        ways += [lambda module: module.share_memory()] if support.DEVICE == "cpu" else []
+        with tempfile.TemporaryDirectory() as directory:
+            whole = self.wrap(torch.nn.Linear(3, 2))
+            megadp.torch.save_checkpoint(directory, whole, None)
+            for gather in (False, True):
+                for move in ways:
+                    model = self.wrap(torch.nn.Linear(3, 2), gather_in_forward=gather)
+                    optimizer = megadp.torch.ShardedAdamW(model, average_decay=0.5)
+                    model(torch.ones(1, 3)).sum().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    move(model.module)
+                    for use in (lambda: megadp.torch.save_checkpoint(directory, model, optimizer), lambda: optimizer.averaged().__enter__(),
+                                lambda: megadp.torch.load_checkpoint(directory, model, None), optimizer.step):
+                        with self.assertRaisesRegex(megadp.InvalidError, "'weight' has left the library's memory"):
+                            use()
+            whole.module.load_state_dict({name: values.clone() for name, values in whole.module.state_dict().items()}, assign=True)
+            with self.assertRaisesRegex(megadp.InvalidError, "'weight' was replaced"):
+                megadp.torch.save_checkpoint(directory, whole, None)
+
+    def test_converted_or_wrapped_again(self):
+        model = self.wrap(torch.nn.Linear(3, 2))
+        model.bfloat16()
+        with self.assertRaisesRegex(megadp.InvalidError, "has left the library's memory"):
+            model(torch.ones(4, 3, dtype=torch.bfloat16)).sum().backward()
+        linear = torch.nn.Linear(3, 2)
+        first, second = self.wrap(linear), self.wrap(linear)
+        with self.assertRaisesRegex(megadp.InvalidError, "has left the library's memory .*wrapped again"):
+            second(torch.ones(4, 3)).sum().backward()
+        with self.assertRaisesRegex(megadp.InvalidError, "module is a DataParallel already"):
+            self.wrap(first)
+        with self.assertRaisesRegex(megadp.InvalidError, "1 is a DataParallel already"):
+            self.wrap(torch.nn.Sequential(torch.nn.Linear(3, 3), self.wrap(torch.nn.Linear(3, 2))))
+
+    def test_state(self):
+        """What torch's have in .state, and what scripts do to it; what to do instead."""
+        model = self.wrap(torch.nn.Linear(3, 2))
+        optimizer = megadp.torch.ShardedAdamW(model)
+        p = model.module.weight
+        for use in (lambda: setattr(optimizer, "state", {}), optimizer.state.clear, lambda: optimizer.state[p],
+                    lambda: optimizer.state.get(p), lambda: p in optimizer.state, lambda: optimizer.state.update({p: {}}),
+                    lambda: optimizer.state.pop(p), lambda: optimizer.state.setdefault(p, {})):
+            with self.assertRaisesRegex(megadp.MegaDPError, r"state of ShardedAdamW is not offered.* state_dict\(\) .*load_state_dict\(\)"):
+                use()
+        model(torch.ones(4, 3)).sum().backward()
+        optimizer.step()
+        state = optimizer.state_dict()
+        self.assertEqual(sorted(state["state"]), [0, 1])
+        optimizer.load_state_dict({**state, "state": {1: state["state"][1]}})
+        self.assertEqual(sorted(optimizer.state_dict()["state"]), [1])
+
+    def test_members_of_groups(self):
+        linear = torch.nn.Linear(3, 2)
+        model = self.wrap(linear, param_groups=[{"params": [linear.weight]}, {"params": [linear.bias]}])
+        optimizer = megadp.torch.ShardedAdamW(model)
+        model(torch.ones(4, 3)).sum().backward()
+        groups, members = optimizer.param_groups, optimizer.param_groups[1]["params"]
+        for number in (0, 2):
+            groups[1]["params"] = members * number
+            with self.assertRaisesRegex(megadp.InvalidError, rf"param_groups\[1\]\['params'\] has other parameters \({number}\)"):
+                optimizer.step()
+        groups[1]["params"] = list(members)
+        optimizer.param_groups = groups[:1]
+        with self.assertRaisesRegex(megadp.InvalidError, "param_groups has 1 groups; ShardedAdamW was made with 2"):
+            optimizer.step()
+        optimizer.param_groups = groups
+        optimizer.step()
+
     def test_changed_values(self):
         """What a step goes by is what param_groups says then."""
         model = self.wrap(torch.nn.Linear(3, 2))
@@ -421,116 +572,6 @@ class Refusals(World):
         model(torch.ones(4, 3, dtype=torch.bfloat16)).sum().backward()
         optimizer.step()
         self.assertEqual(model.module.weight.unique().tolist(), [7.5])
-
-
-class Writes(World):
-    """Values that a script writes into parameters are what the next step goes on from, also where fp32 masters have more bits."""
-
-    def trained(self, dtype=torch.bfloat16, **options):
-        torch.manual_seed(5)
-        model = self.wrap(torch.nn.Sequential(torch.nn.Linear(3, 2, dtype=dtype), torch.nn.Linear(2, 2, dtype=dtype)), **options)
-        optimizer = megadp.torch.ShardedAdamW(model, lr=1e-4, weight_decay=0.0)
-        self.step(model, optimizer)
-        return model, optimizer
-
-    @staticmethod
-    def step(model, optimizer):
-        optimizer.zero_grad()
-        model(torch.ones(4, 3, dtype=model.module[0].weight.dtype)).sum().backward()
-        optimizer.step()
-
-    def test_every_way_of_writing(self):
-        values = torch.full((2, 3), 8.0)
-
-        def in_place(model):
-            with torch.no_grad():
-                model.module[0].weight.copy_(values)
-
-        def averaged(model):
-            copied = copy.deepcopy(model)
-            torch.nn.init.constant_(copied.module[0].weight, 8.0)
-            for p, q in zip(model.parameters(), copied.parameters()):
-                p.detach().copy_(q.detach())
-
-        ways = {"load_state_dict": lambda model: model.load_state_dict({"module.0.weight": values}, strict=False),
-                "without module.": lambda model: model.load_state_dict({"0.weight": values}, strict=False),
-                "of the module": lambda model: model.module.load_state_dict({"0.weight": values}, strict=False),
-                "of a part": lambda model: model.module[0].load_state_dict({"weight": values}, strict=False),
-                "in place": in_place, "from a copy": averaged,
-                "init": lambda model: torch.nn.init.constant_(model.module[0].weight, 8.0),
-                "a step's own": lambda model: torch.optim.SGD([{"params": [model.module[0].weight]}], lr=0.1).step()}
-        for dtype in (torch.bfloat16, torch.float32):
-            for gather in (False, True):
-                for name, write in ways.items():
-                    with self.subTest(name, dtype=dtype, gather=gather):
-                        model, optimizer = self.trained(dtype, gather_in_forward=gather)
-                        masters = [torch.from_dlpack(optimizer._native.state(i, "master")).clone() for i in range(4)]
-                        write(model)
-                        self.step(model, optimizer)
-                        after = [torch.from_dlpack(optimizer._native.state(i, "master")) for i in range(4)]
-                        if name != "a step's own":
-                            torch.testing.assert_close((after[0] - 8.0).abs(), torch.full((6,), 1e-4), rtol=0, atol=2e-5)
-                        if name != "from a copy":  # of the others no bit is lost
-                            for i in (1, 2, 3):
-                                torch.testing.assert_close(after[i], masters[i], rtol=0, atol=1.2e-4)
-                                self.assertFalse(torch.equal(after[i].to(torch.bfloat16).float(), after[i]))
-
-    def test_names_that_do_not_fit(self):
-        model, optimizer = self.trained()
-        plain = {name.removeprefix("module."): values.clone() for name, values in model.state_dict().items()}
-        self.assertEqual(list(plain), list(model.module.state_dict()))
-        model.load_state_dict(plain)
-        for state in ({**plain, "1.strange": torch.zeros(2)}, {"0.weight": plain["0.weight"]}, {}, {"module.0.weight": torch.zeros(9)}):
-            with self.assertRaisesRegex(RuntimeError, "0.weight|1.weight|strange"):
-                model.load_state_dict(state)
-        found = model.load_state_dict({"module.strange": torch.zeros(2)}, strict=False)
-        self.assertEqual((len(found.missing_keys), found.unexpected_keys), (4, ["module.strange"]))
-        with self.assertRaisesRegex(megadp.InvalidError, "assign is True"):
-            model.load_state_dict(plain, assign=True)
-        self.step(model, optimizer)
-
-    def test_parameters_that_were_replaced(self):
-        """They would not be trained, and nobody would notice."""
-        for replace in (lambda module: module.load_state_dict(copy.deepcopy(module.state_dict()), assign=True),
-                        lambda module: setattr(module[0], "weight", torch.nn.Parameter(torch.ones(2, 3)))):
-            model, optimizer = self.trained(torch.float32)
-            optimizer.zero_grad()
-            replace(model.module)
-            model(torch.ones(4, 3)).sum().backward()
-            with self.assertRaisesRegex(megadp.InvalidError, "'0.weight' was replaced"):
-                optimizer.step()
-
-    def test_masters_of_another_checkpoint(self):
-        """They do not take the place of what the model has been given, and it is said."""
-        model, optimizer = self.trained()
-        state = optimizer.state_dict()
-        self.assertEqual({entry["master"].dtype for entry in state["state"].values()}, {torch.float32})
-        torch.nn.init.constant_(model.module[0].weight, 8.0)
-        optimizer.load_state_dict(state)
-        with self.assertWarnsRegex(UserWarning, "6 of 14 masters"):
-            self.step(model, optimizer)
-        self.assertEqual(model.module[0].weight.unique().tolist(), [8.0])
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            self.step(model, optimizer)
-            torchs = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.0)
-            torchs.load_state_dict(state)  # casts the masters to bfloat16, and trains on without them
-            for values in torchs.state_dict()["state"].values():
-                values["master"].zero_()
-            before = [torch.from_dlpack(optimizer._native.state(i, "master")).clone() for i in range(4)]
-            optimizer.load_state_dict(torchs.state_dict())
-            optimizer.state_dict()
-        torch.testing.assert_close([torch.from_dlpack(optimizer._native.state(i, "master")) for i in range(4)], before, rtol=0, atol=0)
-
-    def test_hooks(self):
-        """Of torch's for state_dict and load_state_dict."""
-        model, optimizer = self.trained()
-        seen = []
-        optimizer.register_state_dict_post_hook(lambda _, state: {**state, "mine": 1})
-        optimizer.register_load_state_dict_pre_hook(lambda _, state: seen.append(state.pop("mine")))
-        optimizer.register_load_state_dict_post_hook(lambda _: seen.append(2))
-        optimizer.load_state_dict(optimizer.state_dict())
-        self.assertEqual((seen, dict(optimizer.state)), ([1, 2], {}))
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ def save_checkpoint(directory: "Path", model: "DataParallel", optimizer: Optimiz
     wait=False it returns a Request when all is copied, and the copy is written while training goes on; its wait() says how that ended.
     One is written at a time, and a failure whose Request nobody has waited for is raised by the next save or load. Wait before the
     program ends.
-    Raises MegaDPError, and older checkpoints stay: INVALID (extra or a state that cannot be written as text, by its key; a module buffer or
+    Raises MegaDPError, and older checkpoints stay: INVALID (a parameter that has left the library's memory, by its name; extra or a state that cannot be written as text, by its key; a module buffer or
     frozen parameter that differs between tensor-parallel ranks, by its name), STATE (gradients that no step has used), UNSUPPORTED (a
     grid with pipeline-parallel ranks), SYSTEM (names the file), those of a lost communicator."""
     optimizers, ranks = _begin("save_checkpoint", model, optimizer)
@@ -77,7 +77,8 @@ def load_checkpoint(directory: "Path", model: "DataParallel", optimizer: Optimiz
     likewise, and the optimizer begins anew, with zero moments and its own learning rates; generators stay. optional: patterns (as of
     fnmatch) of names, those of module.state_dict(), that only the checkpoint or only this model may have; such values stay. To be called
     between steps. Collective; blocking: it waits for files longer than the timeout.
-    Raises MegaDPError, on all ranks, and nothing has changed: INVALID (another model, by name; another rule; no scheduler's state), STATE
+    Raises MegaDPError, on all ranks, and nothing has changed: INVALID (another model, by name; a parameter that has left the library's memory;
+    another rule; no scheduler's state), STATE
     (gradients that no step has used), UNSUPPORTED, SYSTEM (no checkpoint), CORRUPT (if it turns out half-way: steps are STATE until one
     was loaded), those of a lost communicator."""
     optimizers, ranks = _begin("load_checkpoint", model, optimizer)
@@ -124,6 +125,7 @@ def _begin(call: str, model: "DataParallel", optimizer: Optimizers) -> Tuple[Lis
     if optimizers and sum(len(each.param_groups) for each in optimizers) != len(model.group_options):
         raise invalid(f"optimizer has {sum(len(each.param_groups) for each in optimizers)} of the model's {len(model.group_options)} parameter "
                       "groups; give all optimizers of the model, in a list")
+    model.registered.check()
     if model.gradients.phase != USED or model.gradients._backward:
         raise MegaDPError(Status.STATE, f"{call} while there are gradients that no step has used: call it after optimizer.step() and "
                           "before the next backward(), or throw them away by optimizer.zero_grad()")

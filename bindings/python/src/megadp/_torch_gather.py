@@ -105,15 +105,12 @@ class Gathering:
                 part.register_forward_pre_hook(_Before(self, own))
 
     def stepped(self) -> None:
-        """New values are on their way."""
+        """New values are on their way. Those of parameters that cannot be awaited are waited for here."""
         for i, p in self._params.items():
             if self._plain[i]:
                 p.__class__ = AwaitedParameter
-
-    def forward(self) -> None:
-        for i, plain in self._plain.items():
-            if not plain and not self._storage.closed:
-                self._storage.wait(i, stream=stream_of(self._params[i]))
+            else:  # nothing would say when it is used
+                self._storage.wait(i, stream=stream_of(p))
 
     def wait(self, p: torch.nn.Parameter) -> None:
         _end_waiting(p)

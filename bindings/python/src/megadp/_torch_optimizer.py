@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the sharded optimizers have in common: the library's Optimizer as one of torch's. Their rules are in _torch_rules.py."""
+import warnings
 from contextlib import contextmanager
+from operator import is_
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
@@ -10,7 +12,7 @@ from ._optimizer import Optimizer, StepReport, step_many as step_native
 from ._optimizer_config import Rule
 from ._param_group import ParamGroup
 from ._param_states import ParamStates
-from ._torch_state import Form, ShardedState, explained
+from ._torch_state import Form, NoState, ShardedState, explained
 from ._torch_steps import stream_of
 
 if TYPE_CHECKING:
@@ -71,6 +73,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 raise invalid(f"param_groups[{number}] of DataParallel sets {', '.join(strange)}; {name}'s groups have "
                               f"{', '.join(self._hyper)}")
         self._complete = False
+        self._no_state = NoState(name)
+        self._shown: Optional[Dict[Any, Any]] = None  # to torch's state_dict
         # All that torch's groups have, so that torch's optimizer loads what state_dict gives.
         super().__init__([dict(model.group_options[number], params=model.group_params[number]) for number in numbers],
                          {**torchs, **options, **values})
@@ -80,6 +84,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._arrays, self._first = _ARRAYS[rule] if arrays is None else arrays, numbers[0]
         self._course: Optional[Course] = None
         self._scaler: Optional["GradScaler"] = None
+        self._members = [tuple(group["params"]) for group in self.param_groups]
         self._told = [self._values(group, f"param_groups[{number}]") for number, group in enumerate(self.param_groups)]
         own = self._values(values, name)
         self._native = Optimizer(model.storage, rule=rule, lr=own.lr, betas=own.betas, eps=own.eps, momentum=own.momentum,
@@ -117,6 +122,15 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def _torch_name(self) -> str:
         return type(self).__name__.replace("Sharded", "")
 
+    @property
+    def state(self) -> Any:  # type: ignore[override, unused-ignore]
+        return self._no_state if self._shown is None else self._shown
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        if self._complete:
+            self._no_state.refuse()
+
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
         """Refused once the optimizer is there: memory and shards are laid out when a module is wrapped."""
         if self._complete:
@@ -150,7 +164,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """As a context manager: in it the parameters are their averages, as torch.optim.swa_utils.AveragedModel keeps them, without a second
         model. They begin as the parameters are before the first step. state_dict has none of them, save_checkpoint has. In it the model is
         for evaluation: gradients, steps, checkpoints and writes of parameters are refused. Collective at both ends; blocking.
-        Raises MegaDPError: STATE (no average_decay), those of a lost communicator."""
+        Raises MegaDPError: STATE (no average_decay), INVALID (a parameter has left the library's memory), those of a lost communicator."""
+        self.model.registered.check()
         self._sharded.settle()
         on_gpu = next((p for p in self.model.trained.values() if p.is_cuda), None)
         with self._native.averaged(stream=0 if on_gpu is None else stream_of(on_gpu)):
@@ -158,6 +173,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def _tell(self) -> None:
         """What has changed since the last step."""
+        self._check_members()
         for number, group in enumerate(self.param_groups):
             values = self._values(group, f"param_groups[{number}]")
             if values != self._told[number]:
@@ -166,6 +182,16 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 self._told[number] = values
         self._sharded.settle()
         self._collected = None
+
+    def _check_members(self) -> None:
+        if len(self.param_groups) != len(self._members):
+            raise invalid(f"param_groups has {len(self.param_groups)} groups; {type(self).__name__} was made with {len(self._members)}, which "
+                          "stay: lr=0.0 and weight_decay=0.0, or requires_grad_(False), leave parameters as they are")
+        for number, (group, members) in enumerate(zip(self.param_groups, self._members)):
+            if len(group["params"]) != len(members) or not all(map(is_, group["params"], members)):
+                raise invalid(f"param_groups[{number}]['params'] has other parameters ({len(group['params'])}) than when {type(self).__name__} was "
+                              f"made ({len(members)}), which stay: requires_grad_(False) leaves a parameter as it is, and groups are given as "
+                              "param_groups of DataParallel")
 
     def _changed(self, group: Dict[str, Any], before: ParamGroup, now: ParamGroup) -> None:
         """A group's values are others than in the last step."""
@@ -186,11 +212,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
             if state is None:
                 raise MegaDPError(Status.STATE, f"state_dict() on rank {self.model._comm.rank}: consolidate_state_dict(to={rank}) has "
                                   f"collected the state on rank {rank}; call it there, or on all ranks without consolidate_state_dict()")
-        self.state.update(state)
+        self._shown = state
         try:
             return super().state_dict()
         finally:
-            self.state.clear()
+            self._shown = None
 
     def consolidate_state_dict(self, to: int = 0) -> None:
         """Collects on rank `to` alone, which has memory for it; until the next step state_dict() is local there, and an error elsewhere. As of
@@ -281,6 +307,10 @@ def _take(course: Course) -> None:
     """The library's step of all of them."""
     first = course.optimizers[0]
     model = first.model
+    used = model.gradients.left_over()
+    if used is not None:
+        warnings.warn(f"step() with gradients that the last step has used up, of {model.names[used]!r} say: it changes nothing, while torch's "
+                      "would apply them again. Call backward() before each step(), and optimizer.zero_grad() after it", stacklevel=2)
     for each in course.optimizers:
         each._tell()
     model._end_backward(needed=not course.scaled)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state of sharded optimizers as torch's have it: collected from the shards of all ranks, and cut into shards again."""
 import warnings
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, MutableMapping, NamedTuple, NoReturn, Optional, Tuple
 
 import torch
 
@@ -32,6 +32,26 @@ class Form(NamedTuple):
     counts: bool                                         # and a step count
     masters: bool = True                                 # and the library, besides, of parameters of less than 32 bits a master
     shown: Callable[[torch.Tensor, str, torch.Tensor], Any] = lambda p, name, values: values  # as torch has it
+
+
+class NoState(MutableMapping[Any, Any]):
+    """What .state of a sharded optimizer is: empty to whoever goes through it, as trainers do to move it to a device; all else is refused."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def refuse(self, *_: Any) -> NoReturn:
+        raise MegaDPError(Status.UNSUPPORTED, f"optimizer.state of {self._name} is not offered, since each rank keeps its shard of it: "
+                          "state_dict() on all ranks is what torch's has, and load_state_dict() takes it back, changed or not (without the "
+                          "entry of a parameter its moments and step count begin anew, so do all with {**state_dict, 'state': {}})")
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+    __getitem__ = __setitem__ = __delitem__ = get = pop = popitem = clear = update = setdefault = refuse
 
 
 class ShardedState:

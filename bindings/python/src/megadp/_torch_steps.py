@@ -18,6 +18,7 @@ from ._comm import Comm
 from ._errors import MegaDPError, Status, invalid
 from ._tensor import Tensor
 from ._torch_grads import Grad, make, refuse_change, refuse_values
+from ._torch_placement import Registered
 
 _ELEMENTS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64, "int64": torch.int64,
              "uint8": torch.uint8}
@@ -50,8 +51,9 @@ class Gradients:
     ways too, so that only the library knows what counts once. whole: every rank has all of each reduced gradient. pooled: zero_2.
     instances: how many of these ranks have each shard."""
 
-    def __init__(self, storage: Buffer, names: List[str], params: Dict[int, torch.nn.Parameter], comm: Optional[Comm], whole: bool,
-                 pooled: bool, instances: int) -> None:
+    def __init__(self, storage: Buffer, names: List[str], registered: Registered, params: Dict[int, torch.nn.Parameter], comm: Optional[Comm],
+                 whole: bool, pooled: bool, instances: int) -> None:
+        self._registered = registered
         self.storage, self.names, self.params, self.whole, self.pooled = storage, names, params, whole, pooled
         self._comm, self._instances = comm, instances
         self.phase = USED
@@ -129,6 +131,9 @@ class Gradients:
         view, grad = self._views[number], p.grad
         if not self._backward:
             self._backward_begins()
+        self._registered.check_memory(number, p)
+        if grad is not view:
+            self._check_kind(number, grad)
         dropped = bool(self._clean[number]) or not (grad is view or self._lifted[number])
         if self.phase == REDUCED and dropped:  # zero_grad of the wrapped module, after a step that was not taken
             self._begin_anew()
@@ -150,6 +155,15 @@ class Gradients:
         self._lifted[number] = self._clean[number] = 0
         self._arrived[number] = self._held[number] = 1
         self._versions[number] = self._slots[number]._version
+
+    def _check_kind(self, number: int, grad: Any) -> None:
+        if grad.layout is not torch.strided:
+            raise MegaDPError(Status.UNSUPPORTED, f"backward has brought a gradient of {self.names[number]!r} whose layout is {grad.layout}; "
+                              "gradients must be dense: make an Embedding with sparse=False", param=number)
+        if grad.requires_grad:
+            raise MegaDPError(Status.UNSUPPORTED, f"backward(create_graph=True) has brought a gradient of {self.names[number]!r} that is part of a "
+                              "graph; such graphs are not kept. Where a loss has gradients in it, torch.autograd.grad(..., create_graph=True) "
+                              "gives them, and backward() of that loss comes without create_graph", param=number)
 
     def _again(self, number: int) -> MegaDPError:
         return MegaDPError(Status.STATE, f"a second backward() has brought a gradient of {self.names[number]!r} before the step was taken. To "
@@ -193,6 +207,9 @@ class Gradients:
         not finite; not so for who looks for that himself, or throws gradients away."""
         if self.phase == REDUCED:
             return
+        if self._backward and torch._C._current_graph_task_id() == -1:
+            raise MegaDPError(Status.STATE, "gradients are looked at or used after a backward() that has raised, and they are not whole: "
+                              "optimizer.zero_grad() on all ranks throws them away")
         if self._backward:
             raise MegaDPError(Status.STATE, "gradients are looked at or used while backward is under way; wait until backward() has returned")
         self.check()
@@ -240,9 +257,18 @@ class Gradients:
         """The step has been taken."""
         if self.phase == REDUCED and not by_library:
             self._anew = True
+        for i, p in self.params.items():
+            if not self._held[i] and p.grad is self._views[i]:
+                p.grad = None  # it was there for lists to be alike; the next backward adds nothing to it
         self.phase, self._clean = USED, bytearray(len(self.names))
         self._forget()
         self._told = self._backward = False
+
+    def left_over(self) -> Optional[int]:
+        """A parameter whose .grad the last step has used up, if there is nothing newer for a step."""
+        if self.phase != USED:
+            return None
+        return next((i for i, p in self.params.items() if p.grad is self._views[i] and not self._clean[i]), None)
 
     def _begin_anew(self) -> None:
         self.phase, self._anew = USED, True

@@ -23,7 +23,7 @@ from ._torch_gather import Gathering
 from ._torch_linear import ColumnParallelLinear, RowParallelLinear
 from ._torch_modules import ModuleBuffers, SyncBatchNorm, broadcast_each, join_batch_norms
 from ._torch_optimizer import ShardedOptimizer, step_many
-from ._torch_placement import place, placed_by_name, registered_with
+from ._torch_placement import Registered, place, placed_by_name, registered_with
 from ._torch_regions import (all_to_all_tensor_parallel, copy_to_tensor_parallel, gather_from_tensor_parallel, reduce_from_tensor_parallel,
                              reduce_scatter_to_tensor_parallel, scatter_to_tensor_parallel)
 from ._torch_rules import ShardedAdam, ShardedAdamW, ShardedLion, ShardedSGD
@@ -53,8 +53,9 @@ class DataParallel(torch.nn.Module):
     optimizer state). Without it they are broadcast and left alone, and it is an error if they are unfrozen. What is frozen after wrapping
     stays as it is meanwhile. broadcast_buffers (or forward_sync_buffers; None: True): module buffers are rank 0's before a forward that
     follows one with gradients, as DDP has it; such forwards are collective. torch.nn.SyncBatchNorm goes over these ranks, on CPUs too.
-    gather_in_forward: parameters of a step are waited for as they are used, so that they are gathered meanwhile; compiled extensions that
-    use weights of other modules than their own need wait() before. device_ids: inputs are moved there, as DDP does.
+    gather_in_forward: parameters of a step are waited for as they are used, so that they are gathered meanwhile; not so where a layer is
+    compiled (all are waited for in the step) or a parameter is of a class of its own (it is). Compiled extensions that use weights of
+    other modules than their own need wait() before. device_ids: inputs are moved there, as DDP does.
     use_order: of each of module.parameters() when it is used, as storage.use_order() says after a step; None: in that order.
     options: those of Buffer, and DDP's other keywords, which have no effect (find_unused_parameters, static_graph,
     gradient_as_bucket_view: always so) or are refused by name. bucket_cap_mb: bucket_elements, in MiB of fp32.
@@ -98,6 +99,10 @@ class DataParallel(torch.nn.Module):
         self._where = where
         self.module = module
         self.gather_in_forward = gather_in_forward
+        for path, part in module.named_modules():
+            if isinstance(part, DataParallel):
+                raise invalid(f"{path or 'module'} is a DataParallel already; wrap a module once, as a whole (copy.deepcopy(model).module is a copy "
+                              "of what was wrapped)")
         named = list(module.named_parameters())
         orders = [0] * len(named) if use_order is None else use_order
         if len(orders) != len(named):
@@ -112,15 +117,13 @@ class DataParallel(torch.nn.Module):
                                       for i, (name, p) in enumerate(named)], **buffer_options)
         self._sharding = buffer_options.get("sharding", "default")
         self._comm, norms_over, whole = self._groups_of(where, self._sharding == "zero_0")
-        self._places: Dict[int, int] = {}
         self._take_memory()
-        self.gradients = Gradients(self.storage, self.names, self.trained, norms_over, whole,
+        self.registered = Registered(module, self.names, self.trained, [p for _, p in self._left_out])
+        self.gradients = Gradients(self.storage, self.names, self.registered, self.trained, norms_over, whole,
                                    self._sharding == "zero_2", where._instances if isinstance(where, Grid) else 1)
         self.gradients.hook()
         self.broadcasts_buffers = ddp.broadcasts_buffers(broadcast_buffers, forward_sync_buffers)
         self._share_the_rest()
-        ids = set(map(id, self.trained.values()))
-        self._slots = [(part._parameters, name, p) for part in module.modules() for name, p in part._parameters.items() if id(p) in ids]
         self._gathering = Gathering(self.storage, module, self.trained) if gather_in_forward else None
         self._placed_as = placed_by_name(module)
         self._together: Optional[Together] = None
@@ -141,7 +144,6 @@ class DataParallel(torch.nn.Module):
                 memory = as_tensor(self.storage.param(i))
                 memory.copy_(p.data)
                 p.data = memory
-                self._places[i] = memory.data_ptr()
         self.storage.changed()
         self.storage.broadcast()
         # Of those whose masters have more bits, what was written last. Where torch writes it counts; the library's writes do not.
@@ -169,8 +171,6 @@ class DataParallel(torch.nn.Module):
             arguments, named = ddp.moved(arguments, self._device), ddp.moved(named, self._device)
         self._forwarded = True
         self._broadcast_buffers()
-        if self._gathering is not None:
-            self._gathering.forward()
         if with_gradients:
             self._check_frozen()
             self.gradients.forward(self.require_backward_grad_sync)
@@ -201,9 +201,10 @@ class DataParallel(torch.nn.Module):
                               "of a trained one), or freeze it after wrapping")
 
     def sync(self) -> None:
-        """Ends backward: skips parameters that no gradient came for, then as Buffer.sync. The step of a sharded optimizer calls it, and so does the first
-        look at gradients. A rank without data calls it in place of forward and backward while others go on. Collective; blocking. Raises MegaDPError: INVALID (a parameter's memory was replaced, as .to() and .half() do;
-        one that is not registered was unfrozen), STATE (gradients were changed or replaced), those of a lost communicator."""
+        """Ends backward: skips parameters that no gradient came for, then as Buffer.sync. The step of a sharded optimizer calls it, and so does
+        the first look at gradients. A rank without data calls it in place of forward and backward while others go on. Collective; blocking.
+        Raises MegaDPError: INVALID (a parameter's memory was replaced, as .to() and .half() do; one that is not registered came into the
+        module or was unfrozen), STATE (gradients were changed or replaced), those of a lost communicator."""
         self._end_backward(needed=True)
 
     def _end_backward(self, needed: bool) -> None:
@@ -212,16 +213,7 @@ class DataParallel(torch.nn.Module):
         if not self._forwarded:  # the other ranks' forward has waited for this one's
             self._forwarded = True
             self._broadcast_buffers()
-        for i, p in self.trained.items():
-            if p.numel() and p.data_ptr() != self._places[i]:
-                raise invalid(f"parameter {self.names[i]!r} has left the library's memory (.to(), .half() or an assignment to .data): "
-                              "convert modules before they are wrapped")
-        for parameters, name, own in self._slots:
-            now = parameters.get(name)
-            if now is not None and now is not own:
-                number = next(i for i, each in self.trained.items() if each is own)
-                raise invalid(f"parameter {self.names[number]!r} was replaced by another, which would not be trained (assign=True of "
-                              "load_state_dict does that, and an assignment to a module's attribute): copy values into it")
+        self.registered.check()
         self.gradients.finish(needed)
         self.gradients.check()
 

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""megadp.torch in one process: what scripts write into a model, by every way, and what they put in the place of its parts."""
+import copy
+import unittest
+import warnings
+
+import torch
+
+import megadp
+import megadp.torch
+from test_torch import World
+
+
+class Writes(World):
+    """Values that a script writes into parameters are what the next step goes on from, also where fp32 masters have more bits."""
+
+    def trained(self, dtype=torch.bfloat16, **options):
+        torch.manual_seed(5)
+        model = self.wrap(torch.nn.Sequential(torch.nn.Linear(3, 2, dtype=dtype), torch.nn.Linear(2, 2, dtype=dtype)), **options)
+        optimizer = megadp.torch.ShardedAdamW(model, lr=1e-4, weight_decay=0.0)
+        self.step(model, optimizer)
+        return model, optimizer
+
+    @staticmethod
+    def step(model, optimizer):
+        optimizer.zero_grad()
+        model(torch.ones(4, 3, dtype=model.module[0].weight.dtype)).sum().backward()
+        optimizer.step()
+
+    def test_every_way_of_writing(self):
+        values = torch.full((2, 3), 8.0)
+
+        def in_place(model):
+            with torch.no_grad():
+                model.module[0].weight.copy_(values)
+
+        def averaged(model):
+            copied = copy.deepcopy(model)
+            torch.nn.init.constant_(copied.module[0].weight, 8.0)
+            for p, q in zip(model.parameters(), copied.parameters()):
+                p.detach().copy_(q.detach())
+
+        ways = {"load_state_dict": lambda model: model.load_state_dict({"module.0.weight": values}, strict=False),
+                "without module.": lambda model: model.load_state_dict({"0.weight": values}, strict=False),
+                "of the module": lambda model: model.module.load_state_dict({"0.weight": values}, strict=False),
+                "of a part": lambda model: model.module[0].load_state_dict({"weight": values}, strict=False),
+                "in place": in_place, "from a copy": averaged,
+                "init": lambda model: torch.nn.init.constant_(model.module[0].weight, 8.0),
+                "a step's own": lambda model: torch.optim.SGD([{"params": [model.module[0].weight]}], lr=0.1).step()}
+        for dtype in (torch.bfloat16, torch.float32):
+            for gather in (False, True):
+                for name, write in ways.items():
+                    with self.subTest(name, dtype=dtype, gather=gather):
+                        model, optimizer = self.trained(dtype, gather_in_forward=gather)
+                        masters = [torch.from_dlpack(optimizer._native.state(i, "master")).clone() for i in range(4)]
+                        write(model)
+                        self.step(model, optimizer)
+                        after = [torch.from_dlpack(optimizer._native.state(i, "master")) for i in range(4)]
+                        if name != "a step's own":
+                            torch.testing.assert_close((after[0] - 8.0).abs(), torch.full((6,), 1e-4), rtol=0, atol=2e-5)
+                        if name != "from a copy":  # of the others no bit is lost
+                            for i in (1, 2, 3):
+                                torch.testing.assert_close(after[i], masters[i], rtol=0, atol=1.2e-4)
+                                self.assertFalse(torch.equal(after[i].to(torch.bfloat16).float(), after[i]))
+
+    def test_names_that_do_not_fit(self):
+        model, optimizer = self.trained()
+        plain = {name.removeprefix("module."): values.clone() for name, values in model.state_dict().items()}
+        self.assertEqual(list(plain), list(model.module.state_dict()))
+        model.load_state_dict(plain)
+        for state in ({**plain, "1.strange": torch.zeros(2)}, {"0.weight": plain["0.weight"]}, {}, {"module.0.weight": torch.zeros(9)}):
+            with self.assertRaisesRegex(RuntimeError, "0.weight|1.weight|strange"):
+                model.load_state_dict(state)
+        found = model.load_state_dict({"module.strange": torch.zeros(2)}, strict=False)
+        self.assertEqual((len(found.missing_keys), found.unexpected_keys), (4, ["module.strange"]))
+        with self.assertRaisesRegex(megadp.InvalidError, "assign is True"):
+            model.load_state_dict(plain, assign=True)
+        self.step(model, optimizer)
+
+    def test_parameters_that_were_replaced(self):
+        """They would not be trained, and nobody would notice."""
+        for replace in (lambda module: module.load_state_dict(copy.deepcopy(module.state_dict()), assign=True),
+                        lambda module: setattr(module[0], "weight", torch.nn.Parameter(torch.ones(2, 3)))):
+            model, optimizer = self.trained(torch.float32)
+            optimizer.zero_grad()
+            replace(model.module)
+            model(torch.ones(4, 3)).sum().backward()
+            with self.assertRaisesRegex(megadp.InvalidError, "'0.weight' was replaced"):
+                optimizer.step()
+
+    def test_layers_that_came_later(self):
+        for change, said in ((lambda module: module.__setitem__(1, torch.nn.Linear(2, 2)), "'1.weight' was replaced"),
+                             (lambda module: module[1].add_module("more", torch.nn.Linear(2, 2)), "'1.more.weight' came into the module"),
+                             (lambda module: module[0].register_parameter("more", torch.nn.Parameter(torch.ones(2))), "'0.more' came into")):
+            model, optimizer = self.trained(torch.float32)
+            optimizer.zero_grad()
+            change(model.module)
+            model(torch.ones(4, 3)).sum().backward()
+            for use in (optimizer.step, model.sync):
+                with self.assertRaisesRegex(megadp.InvalidError, said):
+                    use()
+        # What is frozen may come, until it is to be trained.
+        model, optimizer = self.trained(torch.float32)
+        model.module.append(torch.nn.Linear(2, 2).requires_grad_(False))
+        self.step(model, optimizer)
+        model.module[2].requires_grad_(True)
+        with self.assertRaisesRegex(megadp.InvalidError, "'2.weight' came into the module"):
+            optimizer.step()
+
+    def test_masters_of_another_checkpoint(self):
+        """They do not take the place of what the model has been given, and it is said."""
+        model, optimizer = self.trained()
+        state = optimizer.state_dict()
+        self.assertEqual({entry["master"].dtype for entry in state["state"].values()}, {torch.float32})
+        torch.nn.init.constant_(model.module[0].weight, 8.0)
+        optimizer.load_state_dict(state)
+        with self.assertWarnsRegex(UserWarning, "6 of 14 masters"):
+            self.step(model, optimizer)
+        self.assertEqual(model.module[0].weight.unique().tolist(), [8.0])
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            self.step(model, optimizer)
+            torchs = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.0)
+            torchs.load_state_dict(state)  # casts the masters to bfloat16, and trains on without them
+            for values in torchs.state_dict()["state"].values():
+                values["master"].zero_()
+            before = [torch.from_dlpack(optimizer._native.state(i, "master")).clone() for i in range(4)]
+            optimizer.load_state_dict(torchs.state_dict())
+            optimizer.state_dict()
+        torch.testing.assert_close([torch.from_dlpack(optimizer._native.state(i, "master")) for i in range(4)], before, rtol=0, atol=0)
+
+    def test_hooks(self):
+        """Of torch's for state_dict and load_state_dict."""
+        model, optimizer = self.trained()
+        seen = []
+        optimizer.register_state_dict_post_hook(lambda _, state: {**state, "mine": 1})
+        optimizer.register_load_state_dict_pre_hook(lambda _, state: seen.append(state.pop("mine")))
+        optimizer.register_load_state_dict_post_hook(lambda _: seen.append(2))
+        optimizer.load_state_dict(optimizer.state_dict())
+        self.assertEqual(seen, [1, 2])
+
+
+if __name__ == "__main__":
+    unittest.main()
