@@ -130,6 +130,30 @@ for wrong in (lambda: comm.all_reduce(mine), lambda: training.buffer.read(0, jnp
         assert "is read-only" in error.text, error
 """
 
+# On one processor, where XLA would have one thread: without the other one this hangs within a few steps.
+ONE_PROCESSOR = """
+import faulthandler, os
+faulthandler.dump_traceback_later(100, exit=True)
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+import jax, jax.numpy as jnp
+import megadp, megadp.jax
+with megadp.Comm() as comm:
+    training = megadp.jax.DataParallel(comm, {"w": jnp.full((400, 400), 0.01), "b": jnp.zeros(400)}, rule="sgd", lr=1e-3)
+    x = jnp.full((400, 400), 0.01)
+    @jax.jit
+    def loss_of(params, x):
+        def loss(p):
+            p, h = training.track(p), x
+            for _ in range(40):
+                h = jnp.tanh(h @ p["w"]) + p["b"]
+            return h.sum() * 1e-3
+        return jax.value_and_grad(loss)(params)[0]
+    for step in range(30):
+        loss_of(training.read(), x)
+        training.step()
+print("ended")
+"""
+
 # AdamW by optax, clipping by the global norm, on gradients that were averaged over the ranks: on both paths, then with two microbatches,
 # against the same on one rank with all of the batch, without megadp. Weights, one of them bfloat16, are never written by the library.
 AVERAGE = """
@@ -428,6 +452,9 @@ class Jax(unittest.TestCase):
 
     def test_details(self):
         self.assertEqual(support.check_ended(self, support.run_ranks(1, ["-c", DETAILS])).split("\n")[:2], ["missing", "too often"])
+
+    def test_one_processor(self):
+        self.assertEqual(support.check_ended(self, support.run_ranks(1, ["-c", ONE_PROCESSOR])), "ended\n")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 JAX makes its own gradient arrays, so each is copied once into the library's memory (and what comes back once out of it). track() is an
 identity whose derivative hands the gradient over by an io_callback; XLA runs it as soon as the gradient is known, while backward goes on.
 """
+import os
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
@@ -36,6 +37,11 @@ __all__ = ["Averaging", "DataParallel", "Gradients", "HaloPad", "ParallelLinear"
            "context_parallel_part", "context_parallel_positions", "copy_to_tensor_parallel",
            "gather_from_tensor_parallel", "load_checkpoint", "reduce_from_tensor_parallel", "reduce_scatter_to_tensor_parallel",
            "save_checkpoint", "scatter_to_tensor_parallel", "vocab_parallel_cross_entropy", "vocab_parallel_embedding"]
+
+# XLA's thread that runs a callback waits in it for another to make the gradient readable: with one thread, as it starts on one processor, for
+# ever. XLA asks for this when the program's first array is made.
+if len(os.sched_getaffinity(0)) == 1 and "NPROC" not in os.environ:
+    os.environ.setdefault("PJRT_NPROC", "2")
 
 
 def _reporting(report: Callable[[Any], None]) -> Callable[[Any], Any]:
