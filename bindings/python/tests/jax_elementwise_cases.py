@@ -158,11 +158,41 @@ def keeps(what):
     return Transformation(lambda params: {"kept": what}, update)
 
 
+class Counts(NamedTuple):
+    taken: Any
+    late: Any
+
+
+def by_count(every, late):
+    """Moves in each step whose count, which begins anew after `every`, is 0; and further from step `late` on."""
+    def update(grads, state, params):
+        factor = jnp.where(state.taken == 0, 0.1, 0.0) + state.late
+        return (jax.tree.map(lambda g: -factor * g, grads),
+                Counts((state.taken + 1) % every, jnp.where(state.taken + 1 == late, 1.0, state.late)))
+
+    return Transformation(lambda params: Counts(jnp.zeros((), jnp.int32), jnp.zeros(())), update)
+
+
+def by_leaf(moves):
+    """Moves the leaves that moves(path, leaf) says."""
+    def update(grads, state, params):
+        return jax.tree_util.tree_map_with_path(lambda path, g: -0.1 * g if moves(path, g) else 0 * g, grads), state
+
+    return Transformation(lambda params: (), update)
+
+
 def case_refused():
     refused("it must have init and update", lambda: ours("adam"))
     refused(f"its update is not the same|{SAYS_WHOLE}", lambda: ours(whole_norm()))
     refused("it keeps ['kept']|only counts of steps", lambda: ours(keeps(jnp.zeros(()))))
     refused("it keeps ['kept']|(3,)", lambda: ours(keeps(jnp.zeros(3))))
+    for every, text in ((2, "it keeps .taken"), (8, "after 200 steps"), (150, "after 200 steps"), (5000, "a count that is|begin_microbatch")):
+        refused(text, lambda every=every: ours(by_count(every, late=-1)))
+    refused("after 200 steps", lambda: ours(by_count(10 ** 9, late=30)))
+    ours(by_count(10 ** 9, late=-1))
+    for moves, leaf in ((lambda path, g: "a" in jax.tree_util.keystr(path), "['a']"), (lambda path, g: g.ndim > 0, "['c'][1]")):
+        refused(f"{leaf} goes another way|Averaging", lambda moves=moves: ours(by_leaf(moves)))
+    refused("cannot be taken on pieces", lambda: ours(by_leaf(lambda path, g: path[-1] is None)))
     refused("lr is 0.1 beside a transformation", lambda: ours(by_hand(), lr=0.1))
     training = ours(by_hand())
     training.put(grad_of(training.read(), data[0][share]))

@@ -10,7 +10,7 @@ import numpy
 from . import _dlpack
 from ._buffer import Which
 from ._errors import MegaDPError, Status, invalid
-from ._jax_update import STEPS, Update, functions, read_state
+from ._jax_update import STEPS, Update, check_tree, functions, read_state
 from ._jax_whole import ACROSS, Whole
 from ._optimizer import Optimizer
 from ._pieces import Piece
@@ -38,11 +38,11 @@ class Elements:
 
     param_states: Dict[str, Dict[Which, Keeps]] = {}
 
-    def __init__(self, transformation: Any) -> None:
+    def __init__(self, transformation: Any, params: Any) -> None:
         self._transformation = transformation
         for name in sorted(functions(transformation.update) & set(_REFUSED)):
             self._refuse(f"{name} is in it: {_REFUSED[name]}")
-        self._update = self._try()
+        self._update = self._try(params)
         self.arrays = self._update.arrays
 
     def _refuse(self, why: str) -> NoReturn:
@@ -52,7 +52,7 @@ class Elements:
         """An update function of Optimizer.set_update."""
         self._update.take(piece.master, piece.grad, [piece.state[name] for name in self.arrays], piece.step)
 
-    def _try(self) -> Update:
+    def _try(self, params: Any) -> Update:
         """Some steps of a matrix, and of it in two pieces, which must come to the same."""
         random = numpy.random.default_rng(1)
         start = random.standard_normal((6, 11)).astype(numpy.float32)
@@ -69,11 +69,14 @@ class Elements:
                     of_whole = numpy.asarray(theirs).reshape(-1)[begin:end] if name else numpy.asarray(theirs)
                     if not numpy.allclose(mine, of_whole, rtol=1e-4, atol=1e-5 * numpy.abs(of_whole).max(), equal_nan=True):
                         self._refuse(f"in step {STEPS} its {name or 'state'} is not the same where the parameter is cut in two")
-        except (TypeError, ValueError) as error:
+            update = Update(self._transformation, leaves, tree, arrays)
+            update.check(jax.numpy.asarray(start), grads, self._refuse)
+            check_tree(self._transformation, params, True, self._refuse)
+        except (TypeError, ValueError, LookupError, AttributeError) as error:
             if isinstance(error, MegaDPError):
                 raise
             raise invalid(f"transformation cannot be taken on pieces of parameters: {error}. {SAYS_WHOLE}") from error
-        return Update(self._transformation, leaves, tree, arrays)
+        return update
 
     def _refuse_kept(self, what: str) -> NoReturn:
         self._refuse(f"{what} of a parameter of shape (6, 11); only float32 of that shape can be cut, and only counts of steps are known besides")
@@ -95,19 +98,19 @@ def refuse_beside(values: Dict[str, Any]) -> None:
         raise invalid(f"{given[0]} is {values[given[0]]!r} beside a transformation, which has values of its own: give it there")
 
 
-def elements_of(transformation: Any, sharding: str, shapes: List[Tuple[int, ...]]) -> Union[Elements, Whole]:
-    """On pieces if that is right, also where parameters are whole; else on whole parameters, of these shapes, where they are.
+def elements_of(transformation: Any, sharding: str, params: Any) -> Union[Elements, Whole]:
+    """On pieces if that is right, also where parameters are whole; else on whole parameters, where they are.
     Raises MegaDPError: INVALID."""
     if not (callable(getattr(transformation, "init", None)) and callable(getattr(transformation, "update", None))):
         raise invalid(f"transformation is {transformation!r}; it must have init and update, as optax.GradientTransformation has")
     for name in sorted(functions(transformation.update) & set(ACROSS)):
         raise invalid(f"transformation cannot be taken on shards: {name} is in it: {ACROSS[name]}")
     try:
-        return Elements(transformation)
+        return Elements(transformation, params)
     except MegaDPError:
         if sharding not in OWNED_WHOLE:
             raise
-        return Whole(transformation, shapes)
+        return Whole(transformation, params)
 
 
 def make_optimizer(buffer: Any, where: Any, elements: Union[Elements, Whole], max_grad_norm: float, average_decay: float) -> Optimizer:

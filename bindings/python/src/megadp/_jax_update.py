@@ -9,6 +9,33 @@ import numpy
 from ._errors import invalid
 
 STEPS = 4  # that are tried out
+_MORE_STEPS = 200  # that are compared after them
+_TAKEN = (6, 7, 98, 100, 511, 1000, 4095, 10000, 99999)  # counts that are tried out besides, in no order with what may begin again at a step
+
+
+def check_tree(transformation: Any, tree: Any, flat: bool, refuse: Callable[[str], NoReturn]) -> None:
+    """That each leaf of a pytree like this goes the way that it goes by itself, flat or in its shape: what a transformation decides by a
+    leaf's path or its dimensions, it would decide otherwise. Small arrays stand for the leaves, alike for all of as many dimensions."""
+    random = numpy.random.default_rng(2)
+    named, structure = jax.tree_util.tree_flatten_with_path(tree)
+    sizes = [(3, 2, 2, *(numpy.ndim(leaf) - 3) * [1])[:numpy.ndim(leaf)] for _, leaf in named]
+    values = {size: [jax.numpy.asarray(random.standard_normal(size), numpy.float32) for _ in range(3)] for size in dict.fromkeys(sizes)}
+
+    def walk(of: Callable[[int], Any]) -> Any:
+        value = start = of(0)
+        state = transformation.init(start)
+        for grad in (of(1), of(2)):
+            updates, state = transformation.update(grad, state, value)
+            value = jax.tree.map(jax.numpy.add, value, updates)
+        return value
+
+    together = jax.tree_util.tree_leaves(walk(lambda i: jax.tree_util.tree_unflatten(structure, [values[size][i] for size in sizes])))
+    shaped = {size: [value.reshape(-1) if flat else value for value in given] for size, given in values.items()}
+    alone = {size: walk(given.__getitem__) for size, given in shaped.items()}
+    for (path, _), size, found in zip(named, sizes, together):
+        if not numpy.allclose(found, alone[size].reshape(size), rtol=1e-4, atol=1e-5, equal_nan=True):
+            refuse(f"{jax.tree_util.keystr(path) or 'params'} goes another way in the pytree than by itself. Masks and labels cannot go by names or "
+                   "dimensions here, as each rank updates pieces; with Averaging the optimizer is the program's own, and they can")
 
 
 def functions(update: Any) -> Set[str]:
@@ -73,6 +100,22 @@ class Update:
         self._leaves, self._tree, self.arrays = leaves, tree, arrays
         self._first, self._later = jax.jit(self._begin), jax.jit(self._go_on)
 
+    def check(self, value: Any, grads: Sequence[Any], refuse: Callable[[str], NoReturn]) -> None:
+        """That what was learnt from a few steps holds for more: counts go on by one, and what has not changed does not matter later either."""
+        theirs, state = value, self._init(value)
+        mine = [value, *(each for leaf, each in zip(self._leaves, jax.tree_util.tree_leaves(state)) if leaf.array)]
+        step, counts = jax.jit(self._step), jax.jit(self._counts)
+        for taken in range(_MORE_STEPS):
+            grad = jax.numpy.asarray(grads[taken % len(grads)])
+            theirs, state = step(theirs, grad, state)
+            mine = self._first(mine[0], grad) if taken == 0 else self._later(mine[0], grad, *mine[1:], taken)
+        if not numpy.allclose(mine[0], theirs, rtol=1e-3, atol=1e-4 * numpy.abs(numpy.asarray(theirs)).max(), equal_nan=True):
+            refuse(f"after {_MORE_STEPS} steps parameters are not what its first {STEPS} let expect: it keeps more than arrays and counts of steps")
+        for taken in _TAKEN:
+            for found in counts(mine[0], grad, *mine[1:], taken):
+                if int(found) != taken + 1:
+                    refuse(f"it keeps a count that is {int(found)} after {taken + 1} steps (gradients are accumulated by begin_microbatch)")
+
     def take(self, master: Any, grad: Any, states: List[Any], step: int) -> None:
         """Step number `step`, in place, of numpy arrays. The first makes the state, as the transformation does."""
         copied = [jax.numpy.array(each) for each in (master, grad, *states)]  # jax.numpy.asarray may look at the same memory
@@ -87,12 +130,24 @@ class Update:
         return self._stepped(master, grad, self._init(master))
 
     def _go_on(self, master: Any, grad: Any, *more: Any) -> List[Any]:
+        return self._stepped(master, grad, self._state(more))
+
+    def _state(self, more: Sequence[Any]) -> Any:
+        """more: arrays, and how many steps were taken."""
         states, taken = dict(zip(self.arrays, more)), more[-1]
         leaves = [states[leaf.array] if leaf.array else jax.numpy.asarray(taken, leaf.value.dtype) if leaf.is_count else leaf.value
                   for leaf in self._leaves]
-        return self._stepped(master, grad, jax.tree_util.tree_unflatten(self._tree, leaves))
+        return jax.tree_util.tree_unflatten(self._tree, leaves)
+
+    def _step(self, master: Any, grad: Any, state: Any) -> Tuple[Any, Any]:
+        updates, state = self._update(grad, state, master)
+        return master + updates, state
 
     def _stepped(self, master: Any, grad: Any, state: Any) -> List[Any]:
-        updates, state = self._update(grad, state, master)
+        master, state = self._step(master, grad, state)
         leaves = jax.tree_util.tree_leaves(state)
-        return [master + updates, *(value for leaf, value in zip(self._leaves, leaves) if leaf.array)]
+        return [master, *(value for leaf, value in zip(self._leaves, leaves) if leaf.array)]
+
+    def _counts(self, master: Any, grad: Any, *more: Any) -> List[Any]:
+        _, state = self._step(master, grad, self._state(more))
+        return [value for leaf, value in zip(self._leaves, jax.tree_util.tree_leaves(state)) if leaf.is_count]

@@ -8,7 +8,7 @@ import numpy
 
 from ._dtypes import DTYPES
 from ._errors import MegaDPError, invalid
-from ._jax_update import STEPS, Update, read_state
+from ._jax_update import STEPS, Update, check_tree, read_state
 from ._pieces import Piece
 from ._whole import Keeps, arrange
 
@@ -30,18 +30,20 @@ def _refuse(why: str) -> NoReturn:
 
 
 class Whole:
-    """The update of a gradient transformation, on whole parameters. shapes: of each. Raises MegaDPError: INVALID, where that cannot be done."""
+    """The update of a gradient transformation, on whole parameters. Raises MegaDPError: INVALID, where that cannot be done."""
 
-    def __init__(self, transformation: Any, shapes: List[Tuple[int, ...]]) -> None:
+    def __init__(self, transformation: Any, params: Any) -> None:
+        shapes = [tuple(numpy.shape(leaf)) for leaf in jax.tree_util.tree_leaves(params)]
         self._transformation, self._shapes = transformation, dict(enumerate(shapes))
         self._updates: Dict[Tuple[int, ...], Update] = {}
         kept: Dict[Tuple[int, ...], Dict[str, Keeps]] = {}
         try:
             for ndim in sorted({len(shape) for shape in shapes}):
                 self._try(ndim)
+            check_tree(transformation, params, False, _refuse)
             for shape in dict.fromkeys(shape for shape in shapes if 0 not in shape):  # others are never updated
                 self._updates[shape], kept[shape] = self._read(shape)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, LookupError, AttributeError) as error:
             if isinstance(error, MegaDPError):
                 raise
             raise invalid(f"transformation cannot be taken on parameters one by one: {error}") from error
@@ -72,6 +74,8 @@ class Whole:
             _refuse(f"{what} of a parameter; only {', '.join(dtype.name for dtype in DTYPES)} and counts of steps can be kept")
 
         leaves, tree, arrays = read_state(first, courses, refuse, _is_kept)
+        if not self._updates:  # what is counted does not go by shapes
+            Update(self._transformation, leaves, tree, arrays).check(value, [grad], _refuse)
         keeps = {leaf.array: Keeps(tuple(leaf.value.shape), leaf.value.dtype.name) for leaf in leaves if leaf.array}
         return Update(self._transformation, [leaf._replace(value=None) if leaf.array else leaf for leaf in leaves], tree, arrays), keeps
 

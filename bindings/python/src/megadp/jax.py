@@ -208,8 +208,7 @@ class DataParallel(Gradients):
                  use_order: Optional[Sequence[int]] = None, placements: Any = None, **options: "Unpack[BufferOptions]") -> None:
         if transformation is not None:
             refuse_beside(dict(rule=rule, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay or None, momentum=momentum))
-        shapes = [tuple(numpy.shape(leaf)) for leaf in jax.tree_util.tree_leaves(params)]
-        self._elements = None if transformation is None else elements_of(transformation, options.get("sharding", "default"), shapes)
+        self._elements = None if transformation is None else elements_of(transformation, options.get("sharding", "default"), params)
         super().__init__(comm, params, use_order, options, placements)
         for number, value in enumerate(self._tree.flatten_up_to(params)):
             self.buffer.write(number, numpy.asarray(value))
