@@ -57,8 +57,8 @@ function DataParallel(over::Union{Comm,Grid}, model; async = false, use_order = 
         bcast!(buffer)
         views = AbstractArray[param_view(buffer, i) for i in eachindex(arrays)]
         optimizer = Optimizer(buffer; pick(true)...)
-        numbers = IdDict{Any,Int}(array => i for (i, array) in enumerate(arrays))
-        own = map_leaves((leaf, _, trained) -> trained && haskey(numbers, leaf) ? views[numbers[leaf]] : leaf, model)
+        numbers = Dict{Any,Int}(path => i for (i, paths) in enumerate(places) for path in paths)
+        own = map_leaves((leaf, path, _) -> haskey(numbers, path) ? views[numbers[path]] : leaf, model)
         dp = DataParallel(own, buffer, optimizer, views, places, zeros(Int, length(arrays)), zeros(Int, length(arrays)), ReentrantLock(),
                           async, nothing)
         remember(dp)
@@ -73,15 +73,14 @@ end
 function collect_parameters(model)
     numbers, arrays, places = IdDict{Any,Int}(), AbstractArray[], Vector{Any}[]
     map_leaves(model) do leaf, path, trained
-        trained && leaf isa AbstractArray{<:Number} && !(eltype(leaf) <: Integer) || return leaf
+        trained && without_dicts(leaf, path, AbstractArray{<:Number}) isa AbstractArray{<:Number} && !(eltype(leaf) <: Integer) || return leaf
         eltype(leaf) in (Float64, BigFloat) || eltype(leaf) <: Complex || haskey(DTYPES, eltype(leaf)) || return leaf
         eltype(leaf) == Float64 && throw(invalid("parameter '$(name_of(path))' is of Float64; the library trains Float32, Float16 and BFloat16"))
-        if !haskey(numbers, leaf)
+        if isbits(leaf) || !haskey(numbers, leaf)  # what has no identity is tied to nothing
             push!(arrays, leaf)
             push!(places, [])
-            numbers[leaf] = length(arrays)
         end
-        push!(places[numbers[leaf]], path)
+        push!(places[isbits(leaf) ? length(arrays) : get!(numbers, leaf, length(arrays))], path)
         return leaf
     end
     return arrays, places

@@ -6,9 +6,11 @@
 
 Gives all ranks what rank `root` has: arrays in place, numbers in the tree that is returned; tuples, named tuples, arrays of these, and with
 Functors.jl structs. What is neither an array nor a number is left as it is. Collective over `comm`, with trees of one shape; waits in
-slices of 50 ms. Throws as [`bcast!`](@ref).
+slices of 50 ms. Throws as [`bcast!`](@ref); `:INVALID` for a Dict that has arrays or numbers.
 """
-synchronize!!(comm::Comm, tree; root = 0) = map_leaves((leaf, _, _) -> synchronize_leaf(comm, leaf, root), tree)
+function synchronize!!(comm::Comm, tree; root = 0)
+    return map_leaves((leaf, path, _) -> synchronize_leaf(comm, without_dicts(leaf, path), root), tree)
+end
 
 synchronize_leaf(_, leaf, _) = leaf
 
@@ -29,28 +31,34 @@ from_bytes(::Type{T}, bytes) where {T} = collect(reinterpret(T, bytes))
 """
     allreduce!(comm, tree, op = avg) -> tree
 
-Reduces all arrays of a nested gradient over the ranks, one operation for each element type: what stands between `gradient` and
-`Optimisers.update!` for those who keep their optimizer. Dense arrays are written in place; for lazy ones the tree that is returned has new
-ones. `nothing` stays. Collective over `comm`, with trees of one shape; waits in slices of 50 ms. Throws as `allreduce!` of an array.
+Reduces all arrays and numbers of a nested gradient over the ranks, one operation for each element type: what stands between `gradient` and
+`Optimisers.update!` for those who keep their optimizer. Dense arrays are written in place; for lazy ones, and for numbers, the tree that is
+returned has new ones, so that `loss = allreduce!(comm, loss)` is the mean of all ranks' losses. `nothing` stays. Collective over `comm`,
+with trees of one shape; waits in slices of 50 ms. Throws as `allreduce!` of an array; `:INVALID` for a Dict that has arrays or numbers.
 """
 function allreduce!(comm::Comm, tree, op = avg)
-    leaves = Dict{Any,Vector{AbstractArray}}()
-    map_leaves(tree) do leaf, _, _
-        leaf isa AbstractArray{<:Number} && push!(get!(leaves, eltype(leaf), AbstractArray[]), leaf)
+    leaves, places, known = Any[], Int[], IdDict{Any,Int}()
+    map_leaves(tree) do leaf, path, _
+        without_dicts(leaf, path) isa Reduced || return leaf
+        # What has no identity may be equal on one rank only.
+        isbits(leaf) || !haskey(known, leaf) ? push!(leaves, leaf) : nothing
+        push!(places, isbits(leaf) ? length(leaves) : get!(known, leaf, length(leaves)))
         return leaf
     end
-    reduced = IdDict{Any,Any}()
-    for type in sort!(collect(keys(leaves)); by = string)  # one order on all ranks
-        alike = unique(objectid, leaves[type])
-        flat = allreduce!(comm, reduce(vcat, map(vec, alike)), op)
+    reduced = Vector{Any}(undef, length(leaves))
+    for type in sort!(unique(map(eltype, leaves)); by = string)  # one order on all ranks
+        alike = filter(i -> eltype(leaves[i]) == type, eachindex(leaves))
+        flat = allreduce!(comm, reduce(vcat, map(i -> leaves[i] isa Number ? [leaves[i]] : vec(leaves[i]), alike)), op)
         at = 0
-        for leaf in alike
-            piece = reshape(view(flat, at+1:at+length(leaf)), size(leaf))
-            reduced[leaf] = isdense(leaf) ? copyto!(leaf, piece) : copy(piece)
+        for i in alike
+            leaf = leaves[i]
+            piece = view(flat, at+1:at+length(leaf))
+            reduced[i] = leaf isa Number ? piece[1] : isdense(leaf) ? copyto!(leaf, reshape(piece, size(leaf))) : copy(reshape(piece, size(leaf)))
             at += length(leaf)
         end
     end
-    return map_leaves((leaf, _, _) -> leaf isa AbstractArray{<:Number} ? reduced[leaf] : leaf, tree)
+    next = Ref(0)
+    return map_leaves((leaf, _, _) -> leaf isa Reduced ? reduced[places[next[]+=1]] : leaf, tree)
 end
 
 """

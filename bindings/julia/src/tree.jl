@@ -33,6 +33,15 @@ function map_leaves(f, x, path = (), trained = true)
     return rebuild(children isa NamedTuple ? NamedTuple{keys(children)}(mapped) : Tuple(mapped))
 end
 
+const Reduced = Union{Number,AbstractArray{<:Number}}
+
+"The leaf, if it is no Dict with such things in it: they have no order that all ranks share, and would be passed over."
+function without_dicts(leaf, path, things = Reduced)
+    leaf isa AbstractDict && any(child -> holds(x -> x isa things, child), values(leaf)) || return leaf
+    place = isempty(path) ? "the tree" : place_of(path)
+    throw(invalid("$place is a $(nameof(typeof(leaf))) with $(things == Reduced ? "arrays or numbers" : "arrays"); it must be a NamedTuple or a Tuple"))
+end
+
 "What stands at one name or number of a gradient, `nothing` where it has nothing there. Extensions add types of their own."
 child(tree::NamedTuple, key) = key isa Symbol && haskey(tree, key) ? tree[key] : nothing
 child(tree::Union{Tuple,AbstractArray}, key) = key isa Integer && checkbounds_of(tree, key) ? tree[key] : nothing

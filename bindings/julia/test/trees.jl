@@ -107,6 +107,12 @@ testcase("synchronize!! and allreduce! keep the tree's shape") do
     grads = (a = [1.0f0, 2], b = (nothing, [3.0]), c = view([1.0f0, 2, 3, 4], 1:2:3), d = 2.0:3.0)
     found = allreduce!(world, grads)
     @test found == (a = [1, 2], b = (nothing, [3]), c = [1, 3], d = [2, 3]) && found.a === grads.a
+    @test allreduce!(world, 2.5f0) === 2.5f0 && allreduce!(world, (loss = 1.5, a = 1.5, w = grads.a, v = grads.a), +) == (loss = 1.5, a = 1.5, w = [1, 2], v = [1, 2])
+    for call in (synchronize!!, allreduce!, DataParallel)
+        problem = caught(() -> call(world, (w = ones(Float32, 2), more = Dict(:a => ones(Float32, 2)))))
+        @test problem.kind == :INVALID && occursin("'more' is a Dict with arrays", problem.text)
+        call == DataParallel || @test call(world, (note = Dict(:a => "text"),)).note[:a] == "text"
+    end
 end
 
 testcase("a data set's part has what iteration and loaders need") do
