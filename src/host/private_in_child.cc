@@ -44,10 +44,10 @@ PrivateInChild::~PrivateInChild() {
   if (after_ != nullptr) after_->before_ = before_;
 }
 
-// Once: a child of that child has what it has written. Without memory for it there is no mapping, and a store ends the child.
+// Once: a child of that child has what it has written. Where that is not possible a store ends the child, rather than reach its parent.
 void PrivateInChild::make_private() noexcept {
   if (data_ == nullptr) return;
-  (void)::mmap(data_, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, fd_.get(), 0);
+  if (::mmap(data_, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, fd_.get(), 0) == MAP_FAILED) ::munmap(data_, bytes_);
   data_ = nullptr;
 }
 

@@ -76,9 +76,14 @@ Result<std::shared_ptr<SharedMemory>> SharedMemory::create(World& world, const s
       mapped = mapping.status();
     }
   }
+  if (mapped.ok()) {
+    mapped = attempt([&] {
+      parts->own_in_child_.emplace(parts->own(), whole, std::move(fd));
+      return Status();
+    });
+  }
   Status agreed = agree(world, members, what, mapped);
   if (!agreed.ok()) return agreed;
-  parts->own_in_child_.emplace(parts->own(), whole, std::move(fd));
   return parts;
 }
 

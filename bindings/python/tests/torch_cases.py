@@ -160,14 +160,20 @@ def case_clip_half_width():
         optimizer.zero_grad()
 
 
-def case_norm_for_a_log():
-    """Norms are of reduced gradients, on every rank; values are refused, or right."""
+def after_backward():
+    """(options, our model, theirs) after a backward, with shards and without."""
     x = batches(1)[0]
     reference, _ = theirs()
     mse_loss(reference(x), x).backward()
     for options in ({}, dict(sharding="zero_0")):
         model, _ = ours(**options)
         mse_loss(model(x), x).backward()
+        yield options, model, reference
+
+
+def case_norm_for_a_log():
+    """Norms are of reduced gradients, on every rank; values are refused, or right."""
+    for options, model, reference in after_backward():
         for (name, p), q in zip(model.module.named_parameters(), reference.parameters()):
             compare(name, [p.grad.norm().item(), torch.linalg.vector_norm(p.grad).item(), torch.norm(p.grad, p=1).item()],
                     [q.grad.norm().item(), q.grad.norm().item(), q.grad.norm(p=1).item()])

@@ -8,7 +8,7 @@ import sys
 import torch
 from torch.nn.functional import mse_loss
 
-from torch_cases import batches, compare, main, ours, refused, theirs, train
+from torch_cases import after_backward, batches, compare, main, ours, refused, theirs, train
 
 
 def norms_of_every_kind(mine, reference, sharded):
@@ -39,12 +39,7 @@ def norms_of_every_kind(mine, reference, sharded):
 
 
 def case_norms_of_other_kinds():
-    x = batches(1)[0]
-    reference, _ = theirs()
-    mse_loss(reference(x), x).backward()
-    for options in ({}, dict(sharding="zero_0")):
-        model, _ = ours(**options)
-        mse_loss(model(x), x).backward()
+    for options, model, reference in after_backward():
         for p, q in zip(model.parameters(), reference.parameters()):
             norms_of_every_kind(p.grad, q.grad, sharded=not options)
 
