@@ -470,7 +470,7 @@ typedef struct { /* a loss scale that follows overflows on the device */
 typedef struct {
   uint32_t struct_size;
   uint32_t reserved;
-  double lr;         /* replaces the optimizer's from this step on; 0: unchanged, unless MDP_STEP_SET_LR           */
+  double lr;         /* becomes the optimizer's, even if NUMERIC; 0: unchanged, unless MDP_STEP_SET_LR                    */
   double loss_scale; /* gradients are divided by it, 1e-37 to 1e37; 0: 1, and a non-finite gradient is an error      */
   mdp_stream stream;
   uint64_t flags;

@@ -70,6 +70,7 @@ Status Optimizer::begin_pieces(Together optimizers, const StepOptions& options, 
   if (!known) {
     const std::unique_lock lock = gradients.lock();
     gradients.start_step();
+    if (known.code() == Code::numeric && options.lr) impl_->config.hyper.lr = *options.lr;  // as with a rule of the library's
     return known.code() == Code::numeric && !step.nonfinite.ok() ? step.nonfinite : known;
   }
   const bool skipped = static_cast<const StepScalars*>(step.outcome->data())->skip != 0;

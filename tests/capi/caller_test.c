@@ -93,6 +93,7 @@ typedef struct {
   mdp_optimizer* optimizer;
   int calls, fails_at; /* 0: never */
   int on_stream;       /* updates are work for the stream */
+  double lr;           /* that a step has set; 0: none */
   uint64_t seen[COUNT], step;
 } caller;
 
@@ -117,7 +118,10 @@ static void adamw(const mdp_update* u) {
 static void look_at(caller* who, const mdp_update* u) {
   CHECK(u->struct_size == sizeof *u && u->param < COUNT && u->param != FIXED && u->count > 0 && u->stream == NULL);
   CHECK(u->param_begin + u->count <= (uint64_t)lengths[u->param] && u->state_count == 2);
-  CHECK(u->lr == (group_of[u->param] == 1 ? 0.0625 : 0.03125) && u->beta1 == (group_of[u->param] == 0 ? 0.75 : 0.9));
+  CHECK(u->lr == (group_of[u->param] == 1 ? 0.0625
+                  : who->lr > 0           ? who->lr
+                                          : 0.03125) &&
+        u->beta1 == (group_of[u->param] == 0 ? 0.75 : 0.9));
   CHECK(u->weight_decay == (group_of[u->param] == 1 ? 0.5 : 0.125) && u->beta2 == 0.999 && u->eps == 1e-8);
   who->seen[u->param] += u->count;
   who->step = u->step;
@@ -228,6 +232,15 @@ static void beside(const mdp_unique_id* id, int32_t rank, int32_t n, void* argum
     const mdp_step_config config = {.struct_size = sizeof config, .loss_scale = 2};
     SIZED(mdp_step_report, wanted);
     SIZED(mdp_step_report, report);
+    if (step == 3) { /* not finite: an error without a loss scale, and its learning rate stays with both */
+      const mdp_step_config numeric = {.struct_size = sizeof numeric, .lr = 0.015625};
+      put_grads(buffer, rank, n, step);
+      CHECK(mdp_optimizer_step(own, &numeric, &wanted, NULL) == MDP_E_NUMERIC);
+      put_grads(who.buffer, rank, n, step);
+      who.lr = numeric.lr;
+      CHECK((r->way == CALLS ? mdp_optimizer_step_begin(&who.optimizer, 1, &numeric)
+                             : mdp_optimizer_step(who.optimizer, &numeric, &report, NULL)) == MDP_E_NUMERIC);
+    }
     put_grads(buffer, rank, n, step);
     OK(mdp_optimizer_step(own, &config, &wanted, NULL));
     memset(who.seen, 0, sizeof who.seen);
