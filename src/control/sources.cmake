@@ -10,6 +10,7 @@ set(MEGADP_control_SOURCES
     join/blake2s.cc
     join/client.cc
     join/handshake.cc
+    join/job_guard.cc
     join/job_key.cc
     join/listener.cc
     join/process.cc

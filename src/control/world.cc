@@ -9,6 +9,7 @@
 
 #include "base/text.h"
 #include "control/interrupt.h"
+#include "control/join/job_guard.h"
 #include "control/join/job_key.h"
 #include "control/join/rendezvous.h"
 #include "control/launch/launch.h"
@@ -32,8 +33,13 @@ std::vector<int> number_nodes(const std::vector<Process>& table, bool one_node) 
 
 class JoinedWorld final : public World {
  public:
-  JoinedWorld(std::shared_ptr<Monitor> monitor, std::vector<int> nodes, const AuthKey& key, std::string address)
-      : monitor_(std::move(monitor)), nodes_(std::move(nodes)), key_(key), address_(std::move(address)), joined_in_(process_id()) {}
+  JoinedWorld(std::shared_ptr<Monitor> monitor, std::vector<int> nodes, const AuthKey& key, std::string address, JobGuard guard)
+      : monitor_(std::move(monitor)),
+        nodes_(std::move(nodes)),
+        key_(key),
+        address_(std::move(address)),
+        joined_in_(process_id()),
+        guard_(std::move(guard)) {}
 
   ~JoinedWorld() override {
     if (in_forked_child()) {
@@ -154,6 +160,7 @@ class JoinedWorld final : public World {
   AuthKey key_;
   std::string address_;
   int joined_in_;
+  JobGuard guard_;
 };
 
 Status check_launch(const Launch& launch, uint64_t timeout_ns) {
@@ -259,7 +266,8 @@ Result<std::shared_ptr<World>> World::join(const Launch& given, uint64_t timeout
   request.self = this_process();
   if (launch.nranks == 1) {
     auto alone = std::make_shared<Monitor>(0, timeout_ns, std::vector<Process>{request.self});
-    return std::shared_ptr<World>(std::make_shared<JoinedWorld>(std::move(alone), std::vector<int>{0}, auth_key_of(launch), ""));
+    return std::shared_ptr<World>(
+        std::make_shared<JoinedWorld>(std::move(alone), std::vector<int>{0}, auth_key_of(launch), "", JobGuard()));
   }
   const bool one_node = launch.root_port == 0;
   request.endpoint = one_node ? Endpoint{socket_name(launch, "hub"), "", 0} : Endpoint{"", launch.root_host, launch.root_port};
@@ -269,6 +277,10 @@ Result<std::shared_ptr<World>> World::join(const Launch& given, uint64_t timeout
   request.deadline = deadline;
   request.interrupted = caller_interrupted;
   request.listeners = &*listeners;
+  if (!has_secret(launch)) request.guard = socket_name(launch, "job");
+  const bool guards = launch.rank == 0 && !request.guard.empty();
+  auto guard = guards ? JobGuard::take(request.guard, deadline, caller_interrupted) : JobGuard();
+  if (!guard.ok()) return guard.status();
   auto joined = meet(request);
   if (!joined.ok()) return joined.status();
 
@@ -277,7 +289,7 @@ Result<std::shared_ptr<World>> World::join(const Launch& given, uint64_t timeout
   const std::string address = address_between_nodes(request, nodes, *joined);
   connect(*monitor, request, *std::move(joined), true, one_node);
   // From here on whatever fails says goodbye.
-  auto world = std::make_shared<JoinedWorld>(monitor, nodes, request.key, address);
+  auto world = std::make_shared<JoinedWorld>(monitor, nodes, request.key, address, *std::move(guard));
   status = monitor->start();
   if (status.ok() && !one_node) status = join_within_node(launch, request, nodes, *monitor);
   if (status.ok()) return std::shared_ptr<World>(std::move(world));

@@ -80,8 +80,12 @@ int join_and_tell(const Launch& launch) {
 int be_a_rank(int argc, char** argv) {
   if (argc < 8) return 2;
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  const std::string behaviour = argv[6];
+  std::string behaviour = argv[6];
   Launch launch = launch_of(argv[2], std::atoi(argv[3]), std::atoi(argv[4]));
+  if (const size_t without = behaviour.find(" without a secret"); without != std::string::npos) {
+    behaviour.erase(without);
+    launch.secret = {};
+  }
   if (std::string(argv[7]).size() > 0) {
     const std::string root = argv[7];
     launch.root_host = root.substr(0, root.rfind(':'));
@@ -94,6 +98,11 @@ int be_a_rank(int argc, char** argv) {
   }
   say("joined");
   if (behaviour == "watch") wait_for_failure(**world);
+  if (behaviour == "watch a second") {  // of the same name, and the first has left
+    auto second = World::join(launch, 20 * kSecond);
+    world = second;
+    if (world.ok()) wait_for_failure(**world);
+  }
   if (behaviour == "exchange") exchange_until_it_fails(**world);
   if (behaviour == "fork" || behaviour == "fork and leave") fork_a_child();
   if (behaviour == "fork") wait_for_failure(**world);

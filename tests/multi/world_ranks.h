@@ -241,6 +241,7 @@ int join_and_tell(const Launch& launch);  // prints one line: whom it heard, on 
 
 // The groups of cases.
 void rendezvous_cases();
+void guard_cases();
 void collective_cases();
 void failure_cases();
 void network_cases();

@@ -382,6 +382,7 @@ int main(int argc, char** argv) {
   megadp::set_log([](void*, int32_t, const char*, size_t) {}, nullptr);
   run("collective", collective_cases);
   run("rendezvous", rendezvous_cases);
+  run("guard", guard_cases);
   run("failure", failure_cases);
   run("network", network_cases);
   std::cerr << checks << " checks, " << failures << " failed\n";

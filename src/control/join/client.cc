@@ -9,6 +9,7 @@
 #include <iterator>
 #include <optional>
 #include <thread>
+#include <utility>
 
 #include "base/text.h"
 #include "control/interrupt.h"
@@ -55,13 +56,16 @@ class Client {
     failed
   };
 
+  // An attempt that was cut short by its deadline says less than the one before it.
+  Outcome again(std::string reason) {
+    if (!request_.deadline.passed() || reason_.empty()) reason_ = std::move(reason);
+    return Outcome::again;
+  }
+
   // Met when both sides have proved themselves.
   Outcome connect_and_greet() {
     auto socket = connect_to(request_.endpoint, request_.deadline);
-    if (!socket.ok()) {
-      reason_ = socket.status().text();
-      return Outcome::again;
-    }
+    if (!socket.ok()) return again(socket.status().text());
     // Names of abstract sockets belong to whoever is first: another user is not even spoken to.
     const auto credentials = peer_credentials(socket->get());
     if (credentials && credentials->uid != ::getuid()) {
@@ -79,12 +83,7 @@ class Client {
       failure_ = interruption;
       return Outcome::failed;
     }
-    if (!greeted.ok()) {
-      // An attempt that was cut short by its deadline says less than the one before it.
-      if (request_.deadline.passed() && !reason_.empty()) return Outcome::again;
-      reason_ = text(request_.endpoint.describe(), " ", greeted.text());
-      return Outcome::again;
-    }
+    if (!greeted.ok()) return again(text(request_.endpoint.describe(), " ", greeted.text()));
     link_ = std::make_unique<Link>(*std::move(socket), kMaxTableEntry * request_.expected.size() + kMaxHello);
     link_->send(FrameType::hello, write_hello({kProtocolVersion, request_.rank, request_.nranks, request_.self}));
     link_->flush();
@@ -207,8 +206,18 @@ class Client {
   Status could_not_reach() const {
     return {Code::timeout,
             text("rank ", request_.rank, " could not meet rank ", request_.server_rank, " at ", request_.endpoint.describe(), " within ",
-                 seconds(request_.timeout_ns), ": ", reason_.empty() ? "no answer" : reason_, hint()),
+                 seconds(request_.timeout_ns), ": ", reason_.empty() ? "no answer" : reason_, of_the_same_name(), hint()),
             Blame{request_.server_rank}};
+  }
+
+  // Rank 0 of a job of this name, on this node, that has met its ranks. It may be this one's and have let in another.
+  std::string of_the_same_name() const {
+    const auto leader = request_.guard.empty() ? std::nullopt : who_listens_at(request_.guard);
+    if (!leader) return "";
+    return text(
+        "; process ", leader->pid, " of user ", leader->uid,
+        " is rank 0 of a job of this name and waits for nobody: where two jobs were given the same address and port, ranks of the two "
+        "may have met");
   }
 
   // The name of the socket holds the user: to one of another user there is no socket, and the system says no more.

@@ -45,9 +45,12 @@ bool from_hex(std::string_view hex, uint8_t* out, size_t count) {
   return true;
 }
 
+bool has_secret(const Launch& launch) {
+  return std::any_of(launch.secret.begin(), launch.secret.end(), [](uint8_t b) { return b != 0; });
+}
+
 AuthKey auth_key_of(const Launch& launch) {
-  const bool secret = std::any_of(launch.secret.begin(), launch.secret.end(), [](uint8_t b) { return b != 0; });
-  if (secret) return launch.secret;
+  if (has_secret(launch)) return launch.secret;
   return blake2s({}, "key:" + launch.job);
 }
 

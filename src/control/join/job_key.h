@@ -24,6 +24,8 @@ using AuthKey = Digest;
 // From the system, for secrets and nonces.
 Status fill_random(uint8_t* out, size_t count);
 
+bool has_secret(const Launch& launch);
+
 // The launch's secret; if there is none, a digest of the job's name, which keeps jobs apart but no attacker out.
 AuthKey auth_key_of(const Launch& launch);
 

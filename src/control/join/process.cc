@@ -69,6 +69,17 @@ std::optional<ProcessStat> read_process_stat(const std::string& path) {
   return stat;
 }
 
+std::vector<Ancestor> ancestors() {
+  constexpr size_t kMost = 64;
+  std::vector<Ancestor> all;
+  for (int pid = ::getppid(); pid > 1 && all.size() < kMost; pid = all.back().stat.parent) {
+    auto stat = read_process_stat(text("/proc/", pid, "/stat"));
+    if (!stat) break;
+    all.push_back({pid, *std::move(stat)});
+  }
+  return all;
+}
+
 Process this_process() {
   Process self;
   self.pid = ::getpid();

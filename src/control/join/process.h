@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "control/net/frame.h"
 #include "control/world.h"
@@ -29,6 +30,12 @@ struct ProcessStat {
   uint64_t start_time = 0;
 };
 std::optional<ProcessStat> read_process_stat(const std::string& path);  // nothing when there is no such process
+
+struct Ancestor {
+  int pid = 0;
+  ProcessStat stat;
+};
+std::vector<Ancestor> ancestors();  // of this process, its parent first; as far as /proc shows them
 
 void write_process(FrameWriter* writer, const Process& process);
 Process read_process(FrameReader* reader);

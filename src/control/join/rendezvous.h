@@ -16,6 +16,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "base/deadline.h"
@@ -38,6 +39,7 @@ struct JoinRequest {
   Deadline deadline = Deadline::never();
   uint64_t timeout_ns = 0;               // for the sentence when the deadline has passed
   std::function<Status()> interrupted;   // a failure that ends the waiting; may be empty
+  std::string guard{};                   // what rank 0 of a job without a secret holds (job_guard.h); empty: nothing
   std::vector<Fd>* listeners = nullptr;  // sockets that listen at the endpoint already, for the server to take; null or empty: none
 };
 

@@ -76,10 +76,15 @@ class Server {
       }
       if (request_.deadline.passed()) {
         return {Code::timeout, text("rank ", request_.rank, " could not listen for the other ranks within ", seconds(request_.timeout_ns),
-                                    ": ", listeners.status().text())};
+                                    ": ", listeners.status().text(), holder_of_the_name())};
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
+  }
+
+  std::string holder_of_the_name() const {
+    const auto holder = request_.endpoint.is_unix() ? who_listens_at(request_.endpoint.unix_name) : std::nullopt;
+    return holder ? text(": process ", holder->pid, " of user ", holder->uid, " listens there") : "";
   }
 
   Status wait_and_serve() {

@@ -2,8 +2,6 @@
 // One recogniser for each launcher: megadp run, torchrun, SLURM, Open MPI, MPICH.
 #include "control/launch/launchers.h"
 
-#include <unistd.h>
-
 #include <fstream>
 #include <sstream>
 
@@ -25,8 +23,6 @@ bool is_loopback(const std::string& host) {
   return host == "localhost" || host == "::1" || host.rfind("127.", 0) == 0;
 }
 
-constexpr int kMaxAncestors = 64;
-
 std::string contents_of(const std::string& path) {
   std::ifstream file(path);
   std::stringstream all;
@@ -47,16 +43,11 @@ std::string control_port_of(int pid) {
 // Hydra gives its ranks no name of the job, except over a protocol that belongs to the MPI library. But the ranks of a node descend from
 // one proxy process. Scripts and debuggers may stand in between.
 std::string job_of_proxy(bool several_nodes) {
-  int pid = ::getppid();
-  for (int i = 0; i < kMaxAncestors && pid > 1; ++i) {
-    const auto ancestor = read_process_stat(text("/proc/", pid, "/stat"));
-    if (!ancestor) break;
-    if (ancestor->name.find("pmi_proxy") != std::string::npos) {
-      const std::string port = control_port_of(pid);
-      if (!several_nodes) return text("MPICH/", port, "/", pid, "/", ancestor->start_time);
-      return port.empty() ? std::string() : "MPICH/" + port;
-    }
-    pid = ancestor->parent;
+  for (const Ancestor& each : ancestors()) {
+    if (each.stat.name.find("pmi_proxy") == std::string::npos) continue;
+    const std::string port = control_port_of(each.pid);
+    if (!several_nodes) return text("MPICH/", port, "/", each.pid, "/", each.stat.start_time);
+    return port.empty() ? std::string() : "MPICH/" + port;
   }
   return {};
 }

@@ -42,6 +42,8 @@ struct PeerCredentials {
 };
 // Of the process that connected, or that listened; nothing on TCP.
 std::optional<PeerCredentials> peer_credentials(int fd);
+// Of the process that listens at an abstract UNIX socket of this name, if there is one.
+std::optional<PeerCredentials> who_listens_at(const std::string& unix_name);
 
 // A TCP socket's own end, and the other: a number, as getaddrinfo takes it, and the port. The host is empty if there is no such end.
 struct SocketAddress {
