@@ -141,7 +141,7 @@ void PendingCheckpoint::remove_old(uint64_t keep) noexcept {
       auto renamed = directory_.rename_new(name, away);
       if (renamed && *renamed) (void)directory_.sync();
       const Status removed = renamed ? directory_.remove_folder(away) : renamed.status();
-      if (!removed) log(LogLevel::warning, text("an old checkpoint stays: ", removed.text()));
+      if (!removed) log(LogLevel::warning, text("an old checkpoint, or a part of it, stays: ", removed.text()));
     }
     return {};
   });

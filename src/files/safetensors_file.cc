@@ -21,6 +21,24 @@ std::string describe(const TensorToStore& tensor, uint64_t begin) {
   return out + text("],\"data_offsets\":[", begin, ",", begin + tensor.bytes, "]}");
 }
 
+// The format leaves neither gaps nor overlaps: a file that has some is damaged, or made to mislead.
+Status check_cover(const std::vector<StoredTensor>& tensors, uint64_t data_bytes) {
+  std::vector<const StoredTensor*> in_order;
+  for (const StoredTensor& tensor : tensors) in_order.push_back(&tensor);
+  std::sort(in_order.begin(), in_order.end(),
+            [](const auto* a, const auto* b) { return std::pair(a->begin, a->end) < std::pair(b->begin, b->end); });
+  uint64_t end = 0;
+  for (const StoredTensor* tensor : in_order) {
+    if (tensor->begin != end) {
+      return Status(Code::corrupt, text("tensor ", in_quotes(tensor->name), " begins at byte ", tensor->begin,
+                                        " of its data, where the one before it ends at ", end));
+    }
+    end = tensor->end;
+  }
+  if (end == data_bytes) return {};
+  return Status(Code::corrupt, text("it has ", data_bytes, " bytes of data, and its tensors take ", end));
+}
+
 uint64_t chunks_of(uint64_t bytes) {
   return (bytes + kChunkBytes - 1) / kChunkBytes;
 }
@@ -166,7 +184,7 @@ Status SafetensorsReader::take_header(std::string_view json, uint64_t file_bytes
     if (tensor.end > data_bytes_) return Status(Code::corrupt, text("tensor ", in_quotes(tensor.name), " lies beyond its end"));
     if (!by_name_.emplace(tensor.name, i).second) return Status(Code::corrupt, text("it has tensor ", in_quotes(tensor.name), " twice"));
   }
-  return {};
+  return check_cover(tensors_, data_bytes_);
 }
 
 Status SafetensorsReader::take_checksums(std::string_view digits) {

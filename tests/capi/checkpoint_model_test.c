@@ -171,6 +171,17 @@ static void what_is_no_model_is_refused(void** state) {
   write_file("short.safetensors", "{\"a\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,12]}}", data, 11);
   FAILS(MDP_E_CORRUPT, "short.safetensors is no safetensors file: tensor 'a' lies beyond its end",
         load_params(&j, "short.safetensors", NULL));
+  write_file("long.safetensors", "{\"a\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,12]}}", data, 13);
+  FAILS(MDP_E_CORRUPT, "it has 13 bytes of data, and its tensors take 12", load_params(&j, "long.safetensors", NULL));
+  write_file("gap.safetensors", "{\"a\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[4,16]}}", data, 16);
+  FAILS(MDP_E_CORRUPT, "tensor 'a' begins at byte 4 of its data, where the one before it ends at 0",
+        load_params(&j, "gap.safetensors", NULL));
+  write_file("overlap.safetensors",
+             "{\"a\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,12]},"
+             "\"b\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[8,20]}}",
+             data, 20);
+  FAILS(MDP_E_CORRUPT, "tensor 'b' begins at byte 8 of its data, where the one before it ends at 12",
+        load_params(&j, "overlap.safetensors", NULL));
   write_text("text.safetensors", "not one");
   FAILS(MDP_E_CORRUPT, "text.safetensors is no safetensors file: it has 7 bytes", load_params(&j, "text.safetensors", NULL));
   write_text("text.json", "{\"weight_map\":{\"a\":\"gone.safetensors\"}}");
