@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch.nn.Linear cut over tensor-parallel ranks, by columns or by rows."""
-from typing import Any, Dict, Iterable, Optional, Sequence, Tuple, TypeVar, Union
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, TypeVar, Union
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -9,7 +9,7 @@ from ._comm import Comm
 from ._errors import MegaDPError, Status, invalid
 from ._torch_placement import mark
 from ._torch_steps import stream_of
-from .tp import Grad, TpLinear, region
+from .tp import Grad, Placed, TpLinear, region
 
 Self = TypeVar("Self", bound="ParallelLinear")
 Output = Union[torch.Tensor, Tuple[torch.Tensor, Optional[torch.Tensor]]]
@@ -98,6 +98,11 @@ class ParallelLinear(torch.nn.Module):
 
     @classmethod
     def _from(cls: "type[Self]", linear: torch.nn.Linear, comm: Comm, skip_bias_add: bool, blocks: Sequence[int], options: Dict[str, Any]) -> Self:
+        more = sorted({name for name, _ in linear.named_parameters()} - {"weight", "bias"})
+        if type(linear).forward is not torch.nn.Linear.forward or (more and not hasattr(linear, "parametrizations")):
+            raise invalid(f"linear is a {type(linear).__name__}{' with ' + ', '.join(more) if more else ''}: of a torch.nn.Linear weight and bias are "
+                          "taken, and what a layer of its own adds would be lost; give the torch.nn.Linear in it, and add to what comes out")
+        check_drawn([linear.weight] if linear.bias is None else [linear.weight, linear.bias], comm, "torch.nn.Linear by from_linear")
         layer = cls.__new__(cls)
         layer._set_up(comm, linear, skip_bias_add, blocks, options)
         return layer.train(linear.training)
@@ -125,11 +130,21 @@ class ParallelLinear(torch.nn.Module):
                    grad="replicated", stream=stream_of(own))
             at, local = at + count * comm.size, local + count
 
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        note_part(self, destination, prefix)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: Dict[str, Any], *others: Any) -> None:
+        if check_part(self, prefix, local_metadata, others[-1]):
+            super()._load_from_state_dict(state_dict, prefix, local_metadata, *others)
+
     def _tell_placements(self) -> None:
         layer = self._layer(self.weight.dtype)
         mark(self.weight, layer.weight_placement)
         if self.bias is not None:
-            mark(self.bias, layer.bias_placement)
+            # A bias that the caller adds to a part has a part of the gradient.
+            in_parts = not self._column and self.skip_bias_add and self._options.get("grad") == "partial"
+            mark(self.bias, Placed("partial_sum") if in_parts else layer.bias_placement)
 
     def extra_repr(self) -> str:
         told = "".join(f", {name}={value!r}" for name, value in self._options.items() if value not in (None, False))
@@ -213,6 +228,22 @@ def _drawn(in_features: int, out_features: int, bias: bool, device: Any, dtype: 
     whole = torch.nn.Linear(in_features, out_features, bias, device=device, dtype=dtype)
     check_drawn(list(whole.parameters()), comm, "torch.nn.Linear by from_linear")
     return whole
+
+
+def note_part(layer: Any, destination: Any, prefix: str) -> None:
+    """In a state_dict beside its values: whose part they are."""
+    notes = getattr(destination, "_metadata", {}).get(prefix[:-1])
+    if notes is not None:
+        notes["tensor_parallel"] = layer._tensor_parallel
+
+
+def check_part(layer: Any, prefix: str, notes: Dict[str, Any], problems: List[str]) -> bool:
+    part, own = notes.get("tensor_parallel"), layer._tensor_parallel
+    if part is None or tuple(part) == own:
+        return True
+    problems.append(f"{prefix}weight is the part of rank {part[0]} of {part[1]} tensor-parallel ranks, and this is rank {own[0]} of {own[1]}: each loads "
+                    "what it has saved, or all use save_checkpoint and load_checkpoint, which cut anew")
+    return False
 
 
 def check_drawn(values: Sequence[torch.Tensor], comm: Comm, other_way: str) -> None:

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Module buffers over the ranks: rank 0's before a forward, and batch normalization over the batches of all ranks."""
 import copyreg
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from ._comm import Comm
+from ._grid import Grid
+from ._torch_placement import is_partial
 from ._torch_steps import stream_of
 
 
@@ -153,9 +155,11 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
         return copyreg.__newobj__, (torch.nn.SyncBatchNorm,), dict(state, process_group=None)  # type: ignore[attr-defined]
 
 
-def join_batch_norms(module: torch.nn.Module, comm: Comm) -> None:
-    """torch.nn.SyncBatchNorm in the module becomes ours, in place."""
-    for part in module.modules():
-        if type(part) in (torch.nn.SyncBatchNorm, SyncBatchNorm):
-            part.__class__ = SyncBatchNorm
-            part.__dict__["_comm"] = comm
+def join_batch_norms(module: torch.nn.Module, comm: Comm, grid: Optional[Grid]) -> None:
+    """torch.nn.SyncBatchNorm in the module becomes ours, in place, over comm; over the grid's tensor-parallel ranks too where these have parts
+    of its weight's gradient, and so of what it normalizes."""
+    norms = [part for part in module.modules() if type(part) in (torch.nn.SyncBatchNorm, SyncBatchNorm)]
+    wider = grid.comm("tp-dp-cp") if grid is not None and any(is_partial(part.weight) for part in norms) else comm
+    for part in norms:
+        part.__class__ = SyncBatchNorm
+        part.__dict__["_comm"] = wider if is_partial(part.weight) else comm

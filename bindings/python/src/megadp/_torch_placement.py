@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """How tensor-parallel ranks hold each parameter of a module: what DataParallel registers it with. And that parameters stay where they are."""
+import warnings
+import zlib
 from itertools import chain
 from operator import is_, methodcaller
 from typing import Any, Dict, Iterator, List, Tuple, Union
 
+import numpy as np
 import torch
 
 from ._comm import Comm, choice
@@ -13,15 +16,19 @@ from ._params import PLACEMENTS, Placement
 from .tp import Placed
 
 _MARK = "_megadp_placement"
+_SAID_OF = "_megadp_placement_said_of"  # how many parameters: of a smaller part of a model it is an exception
+_SAMPLE = 4096                          # elements of a parameter that are compared
 
 
-def mark(parameter: torch.Tensor, placed: Placed) -> None:
+def mark(parameter: torch.Tensor, placed: Placed, said_of: int = 0) -> None:
+    """said_of: 0 for what a layer says of its own."""
     setattr(parameter, _MARK, placed)
+    setattr(parameter, _SAID_OF, said_of)
 
 
 def place(what: Union[torch.nn.Module, torch.Tensor], placement: Placement, shard_dim: int = 0, shard_stride: int = 0) -> None:
-    """Says how tensor-parallel ranks hold a parameter, or all of a module's parameters of which it was not said yet: "replicated" (the same gradient on
-    all), "partial_sum" (the same, but each rank has a part of the gradient: what works on a part of the sequence, such as a LayerNorm
+    """Says how tensor-parallel ranks hold a parameter, or all of a module's parameters, but for those of which it is said by itself or with a
+    smaller part of the model, before or after (exceptions and the rest come in any order): "replicated" (the same gradient on all), "partial_sum" (the same, but each rank has a part of the gradient: what works on a part of the sequence, such as a LayerNorm
     between layers with sequence=True), "sharded" along shard_dim, in shard_stride pieces a rank. ColumnParallelLinear,
     RowParallelLinear and VocabParallelEmbedding say their own. A module buffer is replicated unless a checkpoint is told here that it is
     "sharded" (running statistics of what is cut). Before DataParallel; a copy of a module forgets it. Local.
@@ -30,9 +37,9 @@ def place(what: Union[torch.nn.Module, torch.Tensor], placement: Placement, shar
     parameters = [what] if isinstance(what, torch.Tensor) else list(what.parameters())
     if isinstance(what, torch.nn.Module):
         placements_of(what)  # of the layers that know theirs
-        parameters = [p for p in parameters if not hasattr(p, _MARK)]
     for p in parameters:
-        mark(p, Placed(placement, shard_dim, shard_stride))
+        if getattr(p, _SAID_OF, len(parameters)) >= len(parameters):
+            mark(p, Placed(placement, shard_dim, shard_stride), len(parameters))
 
 
 def placements_of(module: torch.nn.Module) -> Dict[int, Placed]:
@@ -58,12 +65,46 @@ def registered_with(module: torch.nn.Module, named: List[Tuple[str, torch.nn.Par
         if ranks is not None and ranks != (index, size) and ranks[1] > 1:
             raise invalid(f"{path or 'the module'} was made on rank {ranks[0]} of {ranks[1]} tensor-parallel ranks; DataParallel has been given "
                           f"rank {index} of {size}: wrap it with the megadp.Grid whose comm('tp') the layer has")
+        if ranks is not None and size > 1 and hasattr(part, "parametrizations"):
+            raise invalid(f"{path or 'the module'} is cut over tensor-parallel ranks and has a parametrization (weight_norm, spectral_norm and their "
+                          "like), which would see this rank's part alone: use the layer without, or one that is not cut")
     known = placements_of(module)
     for name, p in named:
         if size > 1 and id(p) not in known:
             raise invalid(f"parameter {name!r} has no placement, and {size} ranks are tensor-parallel: megadp.torch.place(module, 'replicated') "
                           "says that each has all of it and the same gradient, 'partial_sum' that gradients are parts of a sum")
     return [known[id(p)]._asdict() if id(p) in known else {} for _, p in named]
+
+
+def is_partial(parameter: Any) -> bool:
+    """Whether tensor-parallel ranks have parts of its gradient."""
+    placed = getattr(parameter, _MARK, None)
+    return placed is not None and placed.placement == "partial_sum"
+
+
+def _print_of(p: torch.Tensor) -> int:
+    """Of its first elements; 0 where they are all one number, as in a bias of zeros."""
+    first = p.detach().flatten()[:_SAMPLE].cpu()
+    return zlib.crc32(first.view(torch.uint8).numpy().tobytes()) + 1 if bool((first != first[:1]).any()) else 0
+
+
+def compare_over(comm: Comm, named: List[Tuple[str, torch.nn.Parameter]], frozen: List[Tuple[str, torch.nn.Parameter]]) -> None:
+    """Over tensor-parallel ranks: warns of what is cut and has the same numbers on several of them, and refuses what is frozen, whole, and
+    not the same. (What is trained, the library compares.) Collective. Raises MegaDPError: INVALID."""
+    cut = {id(p) for _, p in named if getattr(p, _MARK, None) is not None and getattr(p, _MARK).placement == "sharded"}
+    looked_at = [(name, p) for name, p in named if id(p) in cut] + [(name, p) for name, p in frozen if id(p) not in cut]
+    prints = np.array([_print_of(p) for _, p in looked_at] or [0], np.int64)
+    everyones = np.zeros((comm.size, len(prints)), np.int64)
+    comm.all_gather(prints, everyones)
+    for (name, p), of_ranks in zip(looked_at, everyones.T.tolist()):
+        if id(p) not in cut and len(set(of_ranks)) > 1:
+            raise invalid(f"parameter {name!r}, which is frozen, is not the same on all tensor-parallel ranks: begin with the same torch.manual_seed on "
+                          "them, or load the same values")
+        drawn = [each for each in of_ranks if each != 0]
+        if id(p) in cut and len(set(drawn)) < len(drawn):
+            warnings.warn(f"the parts of {name!r} are alike on tensor-parallel ranks, as if the layer had a fraction of its width: draw values by its "
+                          "reset_parameters(), make it by from_linear or from_embedding, or draw parts with another seed on each rank "
+                          "(Grid.seed(seed, 'tensor'))")
 
 
 class Registered:
@@ -105,6 +146,11 @@ class Registered:
     def _check_names(self) -> None:
         strange = [(name, p) for name, p in self._module.named_parameters() if id(p) not in self._known]
         trained = {self._names[i] for i in self._params}
+        now = dict(self._module.named_parameters(remove_duplicate=False))
+        for i, p in self._params.items():
+            other = now.get(self._names[i], p)
+            if other is not p and id(other) in self._known:
+                raise invalid(f"parameter {self._names[i]!r} is another one of the module's now: tie parameters before the module is wrapped")
         for name, p in strange:
             if name in trained:
                 raise invalid(f"parameter {name!r} was replaced by another, which would not be trained (assign=True of load_state_dict does "

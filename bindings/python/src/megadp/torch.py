@@ -23,7 +23,7 @@ from ._torch_gather import Gathering
 from ._torch_linear import ColumnParallelLinear, RowParallelLinear
 from ._torch_modules import ModuleBuffers, SyncBatchNorm, broadcast_each, join_batch_norms
 from ._torch_optimizer import ShardedOptimizer, step_many
-from ._torch_placement import Registered, place, placed_by_name, registered_with
+from ._torch_placement import Registered, compare_over, place, placed_by_name, registered_with
 from ._torch_regions import (all_to_all_tensor_parallel, copy_to_tensor_parallel, gather_from_tensor_parallel, reduce_from_tensor_parallel,
                              reduce_scatter_to_tensor_parallel, scatter_to_tensor_parallel)
 from ._torch_rules import ShardedAdam, ShardedAdamW, ShardedLion, ShardedSGD
@@ -47,7 +47,8 @@ class DataParallel(torch.nn.Module):
     """Trains a module on all ranks of a communicator (or of a Grid's data-parallel groups); to be used like the module.
 
     where: a Comm or a Grid; None: the ranks of torch.distributed where it is initialized (of process_group), otherwise the launcher's.
-    The parameters' data moves into the library's memory, with rank 0's values on all ranks, and so do module buffers' values.
+    The parameters' data moves into the library's memory, with rank 0's values on all ranks (of those with tensor-parallel ranks: on all that have
+    the same parts), and module buffers get rank 0's values, unless broadcast_buffers is False.
     param_groups: as torch's optimizers take them, for the sharded optimizers. register_frozen: parameters that are frozen (requires_grad False) when
     the module is wrapped may be trained later; each then takes the memory of a trained one (itself, its gradient, and 1/dp of its
     optimizer state). Without it they are broadcast and left alone, and it is an error if they are unfrozen. What is frozen after wrapping
@@ -63,7 +64,8 @@ class DataParallel(torch.nn.Module):
     where is a Grid with tensor-parallel ranks (tp): each has its parts of ColumnParallelLinear, RowParallelLinear and
     VocabParallelEmbedding; of other parameters place() says what they have. Dropout of what is cut is seeded by grid.seed(seed, "tensor"), of
     what all of them compute alike by grid.seed(seed, "replicated").
-    Ranks with the same batch are then the tensor-parallel ones; gradients are averaged over the others.
+    Ranks with the same batch are then the tensor-parallel ones; gradients are averaged over the others. What they have whole must be the same on
+    them when it is wrapped, and what is cut should not be: that is compared.
 
     instances: the ranks in so many runs of neighbours, each with all of the optimizer's state, as Grid(comm, instances=...) has them.
 
@@ -123,7 +125,7 @@ class DataParallel(torch.nn.Module):
                                    self._sharding == "zero_2", where._instances if isinstance(where, Grid) else 1)
         self.gradients.hook()
         self.broadcasts_buffers = ddp.broadcasts_buffers(broadcast_buffers, forward_sync_buffers)
-        self._share_the_rest()
+        self._share_the_rest(broadcast_buffers is not False)
         self._gathering = Gathering(self.storage, module, self.trained) if gather_in_forward else None
         self._placed_as = placed_by_name(module)
         self._together: Optional[Together] = None
@@ -149,11 +151,17 @@ class DataParallel(torch.nn.Module):
         # Of those whose masters have more bits, what was written last. Where torch writes it counts; the library's writes do not.
         self._versions = {i: p._version for i, p in self.trained.items() if p.dtype != torch.float32}
 
-    def _share_the_rest(self) -> None:
-        join_batch_norms(self.module, self._comm)
+    def _share_the_rest(self, buffers_too: bool) -> None:
         broadcast_each(self._comm, [p.data for _, p in self._left_out])
+        grid = self._where if isinstance(self._where, Grid) and self._where.coords("tp")[1] > 1 else None
+        join_batch_norms(self.module, self._comm, grid)
+        if grid is not None:
+            self.storage.verify()  # nothing else makes tensor-parallel ranks alike
+            with grid.comm("tp") as ranks:
+                compare_over(ranks, list(self.module.named_parameters()), self._left_out)
         self._module_buffers = ModuleBuffers(self.module, self._comm)
-        self._module_buffers.broadcast()
+        if buffers_too:
+            self._module_buffers.broadcast()
         self._buffers_due = False  # a forward with gradients has been since they were alike
         self._forwarded = False    # in this step
 

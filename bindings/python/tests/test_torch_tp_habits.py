@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""megadp.torch with tensor-parallel ranks, where a script does what is harmless in one process or under DDP: right, or refused. The programs
+are in torch_tp_habits_cases.py."""
+import unittest
+
+import support
+
+
+class TorchTpHabits(unittest.TestCase):
+    def run_case(self, case):
+        reason = support.no_products()
+        if reason:
+            self.skipTest(reason)
+        return support.run_case(self, 2, "torch_tp_habits_cases.py", case)
+
+
+for name in ("unlike_replicas", "alike_parts", "bias_of_parts", "places_in_any_order", "layers_of_their_own", "parts_of_another",
+             "normalized_over_all", "buffers_of_their_own", "tied_too_late"):
+    setattr(TorchTpHabits, f"test_{name}", lambda self, name=name: self.run_case(name))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs of test_torch_tp_habits.py, one rank of two each: what scripts do that were written for one process, or for torch's DDP.
+
+usage: torch_tp_habits_cases.py CASE
+"""
+import copy
+import sys
+import warnings
+
+import torch
+
+import megadp
+import megadp.torch as mt
+from megadp.torch import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
+from support import refused
+
+torch.set_num_threads(1)
+
+
+def draw(seed, *shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def linear(seed, *sizes, **options):
+    torch.manual_seed(seed)
+    return torch.nn.Linear(*sizes, **options)
+
+
+def unlike_replicas(grid, tp):
+    """Of other seeds: layers that are made from whole ones, what is beside them, and what is frozen."""
+    refused(lambda: ColumnParallelLinear.from_linear(linear(tp.rank, 4, 8), tp), "different values of the same layer")
+    torch.manual_seed(tp.rank)
+    refused(lambda: VocabParallelEmbedding.from_embedding(torch.nn.Embedding(8, 4), tp), "different values of the same layer")
+    for frozen in (False, True):
+        model = torch.nn.Sequential(linear(tp.rank, 4, 4).requires_grad_(not frozen), ColumnParallelLinear.from_linear(linear(0, 4, 8), tp))
+        mt.place(model, "replicated")
+        refused(lambda model=model: mt.DataParallel(model, grid), "'0.weight'")
+
+
+def alike_parts(grid, tp):
+    """model.apply(init) draws the same part on every rank."""
+    def init(module):
+        if isinstance(module, ColumnParallelLinear):
+            torch.nn.init.normal_(module.weight)
+
+    for again in (True, False):
+        torch.manual_seed(3)
+        model = ColumnParallelLinear(4, 8, tp)
+        if again:
+            model.apply(init)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            mt.DataParallel(model, grid)
+        said = [str(each.message) for each in told if "tensor-parallel" in str(each.message)]
+        assert len(said) == again and all("'weight' are alike" in each for each in said), said
+
+
+def bias_of_parts(grid, tp):
+    """RowParallelLinear(grad="partial", skip_bias_add=True): the caller adds the bias to what each rank goes on with."""
+    whole, x = linear(0, 8, 8), draw(1, 4, 8)
+    reference = copy.deepcopy(whole)
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.row = RowParallelLinear.from_linear(whole, tp, whole_input=True, grad="partial", skip_bias_add=True)
+
+        def forward(self, x):
+            y, bias = self.row(x)
+            mine = (y + bias).chunk(tp.size, -1)[tp.rank]
+            return mt.reduce_from_tensor_parallel(mine.pow(2).sum(), tp)
+
+    model = mt.DataParallel(Net(), grid)
+    step(model, mt.ShardedSGD(model, lr=0.1), lambda: model(x), reference, lambda: reference(x).pow(2).sum())
+    torch.testing.assert_close(model.module.row.bias.detach(), reference.bias.detach())
+    model.storage.verify()
+
+
+def step(model, optimizer, loss, reference, reference_loss):
+    loss().backward()
+    optimizer.step()
+    model.wait()
+    torch_optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
+    reference_loss().backward()
+    torch_optimizer.step()
+
+
+def places_in_any_order(grid, tp):
+    first, last, x = linear(0, 8, 16), linear(1, 16, 8), draw(2, 4, 8)
+    for exceptions_first in (False, True):
+        model = torch.nn.Sequential(torch.nn.LayerNorm(8), ColumnParallelLinear.from_linear(first, tp, sequence=True), torch.nn.Tanh(),
+                                    RowParallelLinear.from_linear(last, tp, sequence=True))
+        calls = [lambda model=model: mt.place(model, "replicated"), lambda model=model: mt.place(model[0], "partial_sum")]
+        for call in reversed(calls) if exceptions_first else calls:
+            call()
+        reference = torch.nn.Sequential(torch.nn.LayerNorm(8), copy.deepcopy(first), torch.nn.Tanh(), copy.deepcopy(last))
+        wrapped = mt.DataParallel(model, grid)
+        step(wrapped, mt.ShardedSGD(wrapped, lr=0.1), lambda wrapped=wrapped: wrapped(x.chunk(tp.size)[tp.rank]).pow(2).sum(), reference,
+             lambda reference=reference: reference(x).pow(2).sum())
+        torch.testing.assert_close(model[0].weight.detach(), reference[0].weight.detach())
+
+
+def layers_of_their_own(grid, tp):
+    class Adapted(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(x) + x
+
+    class Gated(torch.nn.Linear):
+        def __init__(self):
+            super().__init__(8, 8)
+            self.gate = torch.nn.Parameter(torch.ones(1))
+
+    for made, word in ((Adapted(8, 8), "a Adapted:"), (Gated(), "a Gated with gate:")):
+        refused(lambda made=made: ColumnParallelLinear.from_linear(made, tp), word)
+    layer = torch.nn.utils.parametrizations.weight_norm(ColumnParallelLinear.from_linear(linear(0, 8, 8), tp))
+    mt.place(layer, "replicated")
+    refused(lambda: mt.DataParallel(layer, grid), "parametrization")
+
+
+def parts_of_another(grid, tp):
+    """if rank == 0: torch.save(model.state_dict()); all load it."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(VocabParallelEmbedding(8, 4, tp), ColumnParallelLinear(4, 8, tp))
+    own = copy.deepcopy(model.state_dict())
+    model.load_state_dict(own)
+    other = torch.nn.Sequential(VocabParallelEmbedding(8, 4, tp), ColumnParallelLinear(4, 8, tp)).state_dict()
+    for notes in other._metadata.values():
+        if "tensor_parallel" in notes:
+            notes["tensor_parallel"] = (0, tp.size)
+    if tp.rank == 0:
+        model.load_state_dict(other)
+    else:
+        try:
+            model.load_state_dict(other)
+        except RuntimeError as error:
+            assert "0.weight is the part of rank 0 of 2 tensor-parallel ranks, and this is rank 1 of 2" in str(error), error
+            assert "1.weight is the part" in str(error) and torch.equal(model[1].weight, own["1.weight"]), error
+        else:
+            raise AssertionError("it was loaded")
+    mt.place(model, "replicated")
+    mt.DataParallel(model, grid)
+
+
+def normalized_over_all(grid, tp):
+    """An image that is cut over tensor-parallel ranks: the statistics are of all of it."""
+    torch.manual_seed(0)
+    conv, x = torch.nn.Conv2d(1, 2, 3, padding=1), draw(1, 2, 1, 8, 8) + torch.arange(8.0)[:, None]
+    reference = torch.nn.Sequential(copy.deepcopy(conv), torch.nn.BatchNorm2d(2))
+    parts = mt.spatial_parts((8, 8), (tp.size, 1))
+    model = torch.nn.Sequential(mt.Spatial(conv, tp, (tp.size, 1), parts), torch.nn.SyncBatchNorm(2))
+    mt.place(model, "partial_sum")
+    wrapped = mt.DataParallel(model, grid)
+    own = (..., *mt.spatial_slices(parts, tp.rank))
+    weights = draw(2, 2, 2, 8, 8)
+    step(wrapped, mt.ShardedSGD(wrapped, lr=0.1), lambda: (wrapped(x[own]) * weights[own]).sum(), reference, lambda: (reference(x) * weights).sum())
+    for found, wanted in zip(model.parameters(), reference.parameters()):
+        torch.testing.assert_close(found.detach(), wanted.detach(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(model[1].running_mean, reference[1].running_mean)
+
+
+def buffers_of_their_own(grid, tp):
+    for options, kept in (({}, False), ({"broadcast_buffers": False}, True), ({"forward_sync_buffers": False}, False)):
+        model = linear(0, 2, 2)
+        model.register_buffer("positions", torch.arange(3.0) + 3 * tp.rank)
+        mt.DataParallel(model, grid.world, **options)
+        assert torch.equal(model.positions, torch.arange(3.0) + (3 * tp.rank if kept else 0)), (options, model.positions)
+
+
+def tied_too_late(grid, tp):
+    model = torch.nn.ModuleDict({"words": torch.nn.Embedding(8, 4), "head": torch.nn.Linear(4, 8, bias=False)})
+    wrapped = mt.DataParallel(model, grid.world)
+    model["head"].weight = model["words"].weight
+    optimizer = mt.ShardedSGD(wrapped, lr=0.1)
+    refused(lambda: (model["head"](model["words"](torch.tensor([1]))).sum().backward(), optimizer.step()),
+            "'head.weight' is another one of the module's now")
+
+
+if __name__ == "__main__":
+    world = megadp.Comm()
+    with megadp.Grid(world, tp=2) as cut:
+        cut.world = world
+        with cut.comm("tp") as ranks:
+            globals()[sys.argv[1]](cut, ranks)
+    print(sys.argv[1], "done", flush=True)
