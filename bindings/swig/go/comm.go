@@ -110,7 +110,7 @@ func (c *Comm) StartBarrier() (*Request, error) { return newRequest(ask(c, c.raw
 
 // Split makes a communicator of the ranks that give the same color (0 or more), ordered by key; nil where color is negative. Collective.
 func (c *Comm) Split(color, key int) (*Comm, error) {
-	part, err := ask(c, func(failure shim.Failure) shim.Comm { return c.raw.Split(color, key, failure) })
+	part, err := ask(c, func(failure shim.Failure) shim.Comm { return c.raw.Split(int64(color), int64(key), failure) })
 	if err != nil || part.Swigcptr() == 0 {
 		return nil, err
 	}

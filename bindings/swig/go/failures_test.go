@@ -337,9 +337,54 @@ func cancelled() error {
 	if err != nil {
 		return err
 	}
-	err = heldWait(rank, buffer.Sync)
+	if err = heldWait(rank, buffer.Sync); err != nil {
+		return err
+	}
+	if err = goesOn(comm, rank); err == nil {
+		if wrong := mismatch(second(comm.Split(1<<32, 0)), megadp.ErrInvalid, "color must be from -2147483648 to 2147483647, not 4294967296"); wrong != "" {
+			err = errors.New(wrong)
+		}
+	}
 	fmt.Println("synced", err)
 	return err
+}
+
+// goesOn steps without having waited for a sync to its end: the next sync is the next step's.
+func goesOn(comm *megadp.Comm, rank int) error {
+	buffer, err := megadp.NewBuffer(comm, two[1:], megadp.BufferOptions{Zero0: true, NoOverlap: true})
+	if err != nil {
+		return err
+	}
+	optimizer, err := megadp.NewOptimizer(buffer, megadp.OptimizerOptions{Rule: megadp.RuleSGD})
+	if err != nil {
+		return err
+	}
+	for step := 0; step < 2; step++ {
+		if err := megadp.Put(buffer, 0, []float32{float32(10*step + rank), 0, 0, 0}); err != nil {
+			return err
+		}
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		if step == 0 && rank == 0 {
+			cancel()
+		} else if step == 0 {
+			time.Sleep(300 * time.Millisecond)
+		}
+		if err := buffer.Sync(ctx); err != nil && !errors.Is(err, context.Canceled) {
+			return err
+		}
+		grad, err := buffer.Grad(0)
+		if err != nil {
+			return err
+		}
+		if mean := grad.Float32s()[0]; step == 1 && mean != 10.5 {
+			return fmt.Errorf("the second gradient begins with %v", mean)
+		}
+		if _, err := optimizer.Step(megadp.StepOptions{}); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func TestCancelled(t *testing.T) {

@@ -235,7 +235,7 @@ class Buffer {
   std::shared_ptr<Handle<mdp_buffer>> buffer_;  // lists of what a checkpoint has have it too
   std::vector<std::vector<int64_t>> shapes_;
   std::shared_ptr<Leases> leases_;
-  Sliced sync_, broadcast_;
+  Sliced broadcast_;
 };
 
 }  // namespace megadp

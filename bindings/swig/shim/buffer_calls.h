@@ -41,8 +41,15 @@ inline long long Buffer::elements(long long param, Failure& failure) const {
 
 inline bool Buffer::sync_slice(Failure& failure) {
   const auto buffer = buffer_->use(failure);
-  if (buffer) leases_->end_all();
-  return !buffer || sync_.wait(failure, [&](mdp_request** request) { return mdp_grad_sync(buffer.get(), nullptr, request); });
+  if (!buffer) return true;
+  leases_->end_all();
+  // Until the step it is the same sync, however often it is asked for. A request that is kept could be one of the step before, which its
+  // caller stopped waiting for.
+  mdp_request* request = nullptr;
+  if (!failure.take(mdp_grad_sync(buffer.get(), nullptr, &request)) || request == nullptr) return true;
+  const bool finished = Request::wait_slice(request, failure) || failure.failed();
+  mdp_request_free(request);
+  return finished;
 }
 
 inline bool Buffer::broadcast_slice(int root, Failure& failure) {

@@ -97,7 +97,7 @@ class Comm {
   Request* start_barrier(Failure& failure);
   /// Ranks that give the same color (0 or more) form a communicator, ordered by key; nothing is returned where color is negative.
   /// Collective.
-  Comm* split(int color, int key, Failure& failure);
+  Comm* split(long long color, long long key, Failure& failure);
   /// Makes the communicator and all that is made from it unusable on all ranks: for a rank that cannot go on. Any thread; does not block.
   void abort(Failure& failure) {
     if (const auto comm = comm_.use(failure)) failure.take(mdp_comm_abort(comm.get()));

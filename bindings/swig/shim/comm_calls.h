@@ -49,11 +49,18 @@ inline Comm* Comm::create(const CommOptions& options, Failure& failure) {
   });
 }
 
-inline Comm* Comm::split(int color, int key, Failure& failure) {
+inline Comm* Comm::split(long long color, long long key, Failure& failure) {
+  for (const auto& [name, given] : {std::pair("color", color), std::pair("key", key)}) {
+    if (given >= INT32_MIN && given <= INT32_MAX) continue;
+    failure.refuse(MDP_E_INVALID, "%s must be from %d to %d, not %lld", name, INT32_MIN, INT32_MAX, given);
+    return nullptr;
+  }
   return guarded(failure, [&]() -> Comm* {
     const auto comm = comm_.use(failure);
     mdp_comm* part = nullptr;
-    if (!comm || !failure.take(mdp_comm_split(comm.get(), color, key, &part)) || part == nullptr) return nullptr;
+    if (!comm || !failure.take(mdp_comm_split(comm.get(), static_cast<int32_t>(color), static_cast<int32_t>(key), &part)) ||
+        part == nullptr)
+      return nullptr;
     return new Comm(part);
   });
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 import java.nio.ByteBuffer;
+import java.nio.ByteOrder;
 import java.nio.FloatBuffer;
 import java.nio.file.Files;
 import java.nio.file.Paths;
@@ -41,6 +42,10 @@ public final class Failures {
 
   private interface Call {
     void run() throws Exception;
+  }
+
+  private static ByteBuffer memory(int bytes) {
+    return ByteBuffer.allocateDirect(bytes).order(ByteOrder.nativeOrder());
   }
 
   private static void check(boolean holds, String what) {
@@ -86,9 +91,11 @@ public final class Failures {
       anyway.setIgnoreMemory(true);
       fails(Status.E_MEMORY, () -> Buffer.create(comm, big, anyway), "cannot map");
       fails(Status.E_INVALID, () -> comm.allReduce(DType.F32, ByteBuffer.allocate(8), ByteBuffer.allocateDirect(8), Op.SUM), "from", "direct");
-      fails(Status.E_INVALID, () -> comm.broadcast(DType.F32, ByteBuffer.allocateDirect(8).asReadOnlyBuffer(), 0), "to", "read-only");
-      fails(Status.E_INVALID, () -> comm.broadcast(DType.F32, ByteBuffer.allocateDirect(7), 0), "7 bytes");
-      fails(Status.E_INVALID, () -> comm.broadcast(DType.SAME, ByteBuffer.allocateDirect(8), 0), "dtype");
+      fails(Status.E_INVALID, () -> comm.broadcast(DType.F32, memory(8).asReadOnlyBuffer().order(ByteOrder.nativeOrder()), 0), "to", "read-only");
+      fails(Status.E_INVALID, () -> comm.broadcast(DType.F32, ByteBuffer.allocateDirect(8), 0), "to", "byte order, not BIG_ENDIAN");
+      fails(Status.E_INVALID, () -> comm.broadcast(DType.F32, memory(8).slice(), 0), "a slice or duplicate needs that anew");
+      fails(Status.E_INVALID, () -> comm.broadcast(DType.F32, memory(7), 0), "7 bytes");
+      fails(Status.E_INVALID, () -> comm.broadcast(DType.SAME, memory(8), 0), "dtype");
       badStep(comm);
     }
   }

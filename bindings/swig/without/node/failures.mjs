@@ -14,7 +14,21 @@ for (const [name, type] of Object.entries(structs)) {
     if (koffi.offsetof(type, field) !== offset) throw new Error(`${name}.${field} is at ${koffi.offsetof(type, field)}, not ${offset}`);
   }
 }
+/** The sentence of what `call` throws. */
+function refused(call) {
+  try {
+    call();
+  } catch (error) {
+    return error.message;
+  }
+  throw new Error('nothing was thrown');
+}
+
+for (const options of [{weightDecay: 0}, {lr: 0.1, weightDecay: 0, learningRate: 1}]) console.log(refused(() => new Training({w: [4]}, options)));
 const training = new Training({w: [3, 4], b: [4]}, {lr: 0.1, weightDecay: 0});
+for (const array of [Int32Array.of(1, 2, 3, 4), new Uint8Array(4), [1, 2, 3, 4]]) {
+  console.log(refused(() => training.write(1, array)) === refused(() => training.read(1, array)), refused(() => training.put(1, array)));
+}
 training.put(1, new Float32Array(4));
 if (training.rank === 0) training.put(0, new Float32Array(12));
 for (const call of [() => training.sync(), async () => training.put(7, new Float32Array(1)),

@@ -84,6 +84,9 @@ function made(call, ...args) {
 /** A tensor over a Float32Array or Float64Array, which must stay untouched until the call has returned. It never claims more elements than
  * the array has: where they do not fit the parameter, the library says so. */
 function tensor(array, wanted) {
+  if (!(array instanceof Float32Array || array instanceof Float64Array)) {
+    throw new TypeError(`an array must be a Float32Array or a Float64Array, not ${array?.constructor?.name ?? array}`);
+  }
   const shape = wanted?.reduce((product, size) => product * size, 1) === array.length ? wanted : [array.length];
   return {struct_size: koffi.sizeof('mdp_tensor'), dtype: array instanceof Float64Array ? dtype.F64 : dtype.F32, device_type: 0,
     device_id: 0, ndim: shape.length, reserved: 0, data: array, shape, strides: null};
@@ -100,7 +103,11 @@ async function finished(request) {
 
 /** This rank, its parameters (name to shape, in the order of the forward pass) and AdamW; all collective over the ranks. */
 export class Training {
-  constructor(shapes, {lr, weightDecay}) {
+  constructor(shapes, {lr, weightDecay, ...unknown}) {
+    if (Object.keys(unknown).length > 0) throw new TypeError(`there is no option ${Object.keys(unknown)[0]}; there are lr and weightDecay`);
+    for (const [name, value] of Object.entries({lr, weightDecay})) {
+      if (typeof value !== 'number') throw new TypeError(`${name} must be a number, not ${value}`);
+    }
     this.shapes = Object.values(shapes);
     this.comm = made(c.commCreate, null, null);
     this.rank = c.commRank(this.comm);

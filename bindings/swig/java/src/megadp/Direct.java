@@ -16,6 +16,10 @@ final class Direct {
     if (memory == null || !memory.isDirect()) {
       throw MegaDPException.invalid(argument + " must be a direct ByteBuffer, not " + (memory == null ? "null" : "one on the heap"));
     }
+    if (memory.order() != ByteOrder.nativeOrder()) {
+      throw MegaDPException.invalid(argument + " must be a ByteBuffer in this machine's byte order, not " + memory.order()
+          + ": give it .order(ByteOrder.nativeOrder()) before it is filled; a slice or duplicate needs that anew");
+    }
     if (written && memory.isReadOnly()) {
       throw MegaDPException.invalid(argument + " must not be a read-only ByteBuffer: it is written");
     }
