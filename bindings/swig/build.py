@@ -164,11 +164,31 @@ def mend_enumerations(folder, wrapper):
         file.write(text)
 
 
+def mend_sentences(folder, wrapper):
+    """SWIG 4.1's R code puts a code of its own before each sentence, and asks itself without end for a field that a class does not have. What
+    constructors make would have a finalizer in R beside the one that all objects have (r.i)."""
+    script = os.path.join(folder, "megadp.R")
+    absent = 'stop(name, " is no field of ", sub(".*__", "", class(x)), "; it has: ", toString(names(accessorFuns)));'
+    # As often as the text beside it is there.
+    mends = [(wrapper, r'return "SWIG:TypeError";', 'return "wrong argument:";', "case SWIG_TypeError:"),
+             (script, r"return\(callNextMethod\(x, name(, value)?\)\);", absent, "idx = pmatch(name, names(accessorFuns));"),
+             (script, r" *reg\.finalizer\(ans@ref, delete_\w+\);\n", "", "reg.finalizer(")]
+    for path, old, new, beside in mends:
+        with open(path, encoding="utf-8") as file:
+            before = file.read()
+        text, count = re.subn(old, lambda match, new=new: new, before)
+        if count == 0 or count != before.count(beside):
+            sys.exit(f"{path}: {old} is there {count} times, and {beside} {before.count(beside)} times: SWIG's R code is another one")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+
+
 def build_r(folder):
     flags = ask(need("R"), "CMD", "config", "--cppflags").split()
     target = os.path.join(folder, "megadp.so")
     wrapper = wrap(folder, "-r")
     mend_enumerations(folder, wrapper)
+    mend_sentences(folder, wrapper)
     compile_module(wrapper, target, flags)
     return target
 

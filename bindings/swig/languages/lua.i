@@ -37,10 +37,36 @@ static void megadp_push_failure(lua_State* L, const megadp::Failure& failure) {
     SWIG_fail;
   }
 }
+// A null pointer is no object. What is null says so here, and not where it is used.
+%typemap(check) SWIGTYPE *, SWIGTYPE & %{
+  if (!$1) {
+    lua_pushfstring(L, "$1_name of $symname is nil; it must be a $1_basetype");
+    SWIG_fail;
+  }
+%}
+// SWIG's own cuts what is not whole.
+%typemap(in, checkfn="lua_isnumber") long long, int %{
+  {
+    int whole = 0;
+    const lua_Integer number = lua_tointegerx(L, $input, &whole);
+    $1 = static_cast<$1_ltype>(number);
+    if (!whole || $1 != number) {
+      lua_pushfstring(L, "$1_name of $symname is %s; it must be a whole number of %d bits",
+                      lua_tostring(L, $input), static_cast<int>(8 * sizeof($1)));
+      SWIG_fail;
+    }
+  }
+%}
+%typemap(out) long long "lua_pushinteger(L, $1); SWIG_arg++;"
 %typemap(in, checkfn="lua_istable") const std::vector<double>& (std::vector<double> list) %{
   list.resize(lua_rawlen(L, $input));
   for (size_t i = 0; i < list.size(); ++i) {
-    lua_rawgeti(L, $input, static_cast<lua_Integer>(i + 1));
+    const int type = lua_rawgeti(L, $input, static_cast<lua_Integer>(i + 1));
+    if (type != LUA_TNUMBER) {
+      lua_pushfstring(L, "$1_name of $symname: element %I is a %s; lists are of numbers",
+                      static_cast<LUAI_UACINT>(i + 1), lua_typename(L, type));
+      SWIG_fail;
+    }
     list[i] = lua_tonumber(L, -1);
     lua_pop(L, 1);
   }

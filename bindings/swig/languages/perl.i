@@ -50,3 +50,6 @@ package megadp;
   }
 }
 MEGADP_WAIT_BETWEEN(PERL_ASYNC_CHECK())
+%typemap(check) SWIGTYPE *self {
+  if (!$1) SWIG_exception_fail(SWIG_TypeError, "self of $symname is undef; it must be a $1_basetype");
+}

@@ -67,18 +67,8 @@ class Language:
             printed = sorted(" ".join(line.split()) for line in ranks.check_ended(self, ended).splitlines())
             self.assertEqual(printed, sorted(expected(count) * count))
 
-
-class Lua(Language, unittest.TestCase):
-    name = "lua"
-
-    def command(self, folder):
-        return ["lua5.4", os.path.join(PROGRAMS, "smoke.lua")]
-
-    def environment(self, folder):
-        return {"LUA_CPATH": os.path.join(folder, "?.so")}
-
-    def program(self, name, counts, printed):
-        """What a program prints, on each of so many ranks. All of these languages have by the same code what these are about."""
+    def program(self, name, counts, printed, *arguments):
+        """What a program prints, on each of so many ranks."""
         folder = os.path.join(ranks.MADE, self.name)
         try:
             build.build(self.name, folder)
@@ -86,9 +76,20 @@ class Lua(Language, unittest.TestCase):
             self.skipTest(str(missing))
         for count in counts:
             with tempfile.TemporaryDirectory() as empty:
-                env = ranks.environment(MEGADP_CHECKPOINTS=empty, **self.environment(folder))
-                ended = ranks.run_ranks(count, [self.command(folder)[0], os.path.join(PROGRAMS, name)], env=env)
+                env = ranks.environment(MEGADP_MODULE=folder, MEGADP_CHECKPOINTS=empty, **self.environment(folder))
+                ended = ranks.run_ranks(count, [*self.command(folder)[:-1], os.path.join(PROGRAMS, name), *arguments], env=env)
             self.assertEqual(ranks.check_ended(self, ended), printed * count)
+
+
+class Lua(Language, unittest.TestCase):
+    """All of these languages have by the same code what its programs are about."""
+    name = "lua"
+
+    def command(self, folder):
+        return ["lua5.4", os.path.join(PROGRAMS, "smoke.lua")]
+
+    def environment(self, folder):
+        return {"LUA_CPATH": os.path.join(folder, "?.so")}
 
     def test_tensor_parallelism(self):
         """On lists."""
@@ -101,6 +102,10 @@ class Lua(Language, unittest.TestCase):
     def test_callers_rule(self):
         """Updates of the caller's own."""
         self.program("callers_rule.lua", [1, 2], "the library's bits\n")
+
+    def test_arguments(self):
+        """What is no number, not whole or no object is refused."""
+        self.program("arguments.lua", [1], "refused\n")
 
 
 class Ruby(Language, unittest.TestCase):
@@ -135,6 +140,16 @@ print "interrupted\n" if $@ eq "enough\n" && $came == 2;
 
     def command(self, folder):
         return ["perl", "-I", folder, os.path.join(PROGRAMS, "smoke.pl")]
+
+    def test_undef(self):
+        """A method of nothing is an error."""
+        folder = os.path.join(ranks.MADE, self.name)
+        try:
+            build.build(self.name, folder)
+        except build.Missing as missing:
+            self.skipTest(str(missing))
+        ended = ranks.run([*self.command(folder)[:-1], "-e", "use megadp; eval { megadp::Buffer::read(undef, 0) }; print $@"])
+        self.assertIn("self of Buffer_read is undef", ended.stdout)
 
 
 class Tcl(Language, unittest.TestCase):
@@ -174,6 +189,25 @@ tryCatch(Comm_create(options), interrupt = function(condition) cat("interrupted\
 
     def command(self, folder):
         return ["Rscript", "--vanilla", os.path.join(PROGRAMS, "smoke.R")]
+
+    def test_memory(self):
+        """Lists and objects that calls make are freed."""
+        self.program("arguments.R", [1], "memory\n", "memory")
+
+    def test_a_dropped_step(self):
+        self.program("arguments.R", [2], "dropped\n", "dropped")
+
+    def test_objects(self):
+        """A wrong object, or one of another process, is an error."""
+        self.program("arguments.R", [1], "objects\n", "objects")
+
+    def test_lists(self):
+        """What is no list of numbers is refused."""
+        self.program("arguments.R", [1], "lists\n", "lists")
+
+    def test_numbers(self):
+        """64 bits; what is not whole is refused."""
+        self.program("arguments.R", [1], "numbers\n", "numbers")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,32 @@
+-- SPDX-License-Identifier: Apache-2.0
+-- What test_scripting.py runs: what is no list of numbers, no whole number and no object is refused, by a sentence that names it.
+local megadp = require("megadp")
+
+local function refused(named, call)
+  local done, sentence = pcall(call)
+  sentence = tostring(sentence)
+  assert(not done and sentence:find(named, 1, true), (done and "not refused: " or sentence .. " does not say ") .. named)
+end
+
+local params = megadp.Params()
+local param = megadp.Param("v")
+param:add_dimension(3)
+params:add(param)
+local comm = megadp.Comm.create(megadp.CommOptions())
+local buffer = megadp.Buffer.create(comm, params, megadp.BufferOptions())
+
+refused("values of Buffer_write: element 2 is a string", function() buffer:write(0, {1, "x", 3}) end)
+refused("element 2 is a nil", function() buffer:write(0, {1, nil, 3}) end)
+refused("element 1 is a table", function() buffer:write(0, {{1}, {2}, {3}}) end)
+refused("element 3 is a boolean", function() buffer:write(0, {1, 2, true}) end)
+for _, none in ipairs({0.9, 0 / 0, 2 ^ 64}) do
+  refused("param of Buffer_read is ", function() buffer:read(none) end)
+end
+refused("root of Comm_broadcast is 4294967296; it must be a whole number of 32 bits", function() comm:broadcast({1}, 1 << 32) end)
+refused("self of Buffer_read is nil", function() buffer.read(nil, 0) end)
+buffer:write(0.0, {4, 5, 6.5})
+assert(table.concat(buffer:read(0), " ") == "4.0 5.0 6.5")
+local optimizer = megadp.Optimizer.create(buffer, megadp.OptimizerOptions())
+optimizer:set_steps(2 ^ 40 + 1)
+assert(optimizer:steps(0) == 2 ^ 40 + 1)
+print("refused")
