@@ -176,6 +176,7 @@ def values(comm):
         mixed = torch.nn.Sequential(ColumnParallelLinear.from_linear(whole, over), torch.nn.LayerNorm(4))
         refused(lambda: mt.DataParallel(mixed, grid), "parameter '1.weight' has no placement")
         refused(lambda: mt.place(mixed, "cut"), "placement is 'cut'")
+        torch.manual_seed(6)
         uneven = ColumnParallelLinear.from_linear(torch.nn.Linear(8, 8), over, blocks=(4, 2, 2))
         refused(lambda: mt.DataParallel(uneven, grid), "blocks are (4, 2, 2)")
 
