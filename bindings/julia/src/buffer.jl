@@ -88,6 +88,7 @@ mutable struct Buffer <: Handle
     on_device::Bool
 end
 @handle Buffer mdp_buffer
+Base.deepcopy_internal(buffer::Buffer, ::IdDict) = not_copied(buffer)
 destroy(::Buffer, pointer::UInt) = Raw.mdp_buffer_destroy(Ptr{Raw.mdp_buffer}(pointer))
 
 function buffer_config(; sharding = :zero1, grad_dtype = :f32, missing = :error, bucket_elements = nothing, bucket_count = nothing,

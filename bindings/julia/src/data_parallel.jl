@@ -7,8 +7,9 @@
 
 Takes over the parameters of a model: all floating-point arrays (Float32, Float16, BFloat16) of nested tuples and named tuples, such as Lux's
 `ps`, and with Functors.jl loaded of structs, such as Flux's layers; with Optimisers.jl loaded only what is `trainable`. Rank 0's values
-are given to all ranks. `dp.model` is the same model with arrays that are memory of the library; use it from here on. An array
-that stands at several places stays one parameter.
+are given to all ranks. `dp.model` is the same model with arrays that are memory of the library; use it from here on. `deepcopy(dp.model)` is a
+copy in ordinary arrays, to evaluate, say. An array that stands at several places, also as its `transpose` or `adjoint`, stays one parameter; other
+arrays that share memory are refused.
 
     for batch in data
         grads = gradient(model -> loss(model, batch), dp.model)[1]
@@ -22,7 +23,7 @@ parameter's group, from 1, by its name (`layers.1.bias`): with `first_param_grou
 optimizers, `Optimizer(dp.buffer; …)`.
 
 Collective over the world; blocking, for at most the timeout. Throws `MegaDPError` as `Buffer` and `Optimizer`, and `:INVALID` for a
-parameter of another type, naming it.
+parameter of another type, and for parameters that share memory, naming them.
 """
 mutable struct DataParallel{M}
     model::M
@@ -32,6 +33,7 @@ mutable struct DataParallel{M}
     places::Vector{Vector{Any}}           # the paths at which each parameter stands
     expected::Vector{Int}                 # by parameter: how often a wrapped layer has run forward since the last step
     arrived::Vector{Int}                  # and backward
+    handed::Vector{Any}                   # and what of the gradient they have handed over, a HandedOver
     lock::ReentrantLock
     async::Bool
     gathering::Union{Request,Nothing}     # the last step's, where its parameters may be still on their way
@@ -59,8 +61,8 @@ function DataParallel(over::Union{Comm,Grid}, model; async = false, use_order = 
         optimizer = Optimizer(buffer; pick(true)...)
         numbers = Dict{Any,Int}(path => i for (i, paths) in enumerate(places) for path in paths)
         own = map_leaves((leaf, path, _) -> haskey(numbers, path) ? views[numbers[path]] : leaf, model)
-        dp = DataParallel(own, buffer, optimizer, views, places, zeros(Int, length(arrays)), zeros(Int, length(arrays)), ReentrantLock(),
-                          async, nothing)
+        dp = DataParallel(own, buffer, optimizer, views, places, zeros(Int, length(arrays)), zeros(Int, length(arrays)),
+                          Any[nothing for _ in arrays], ReentrantLock(), async, nothing)
         remember(dp)
         return dp
     catch
@@ -74,7 +76,6 @@ function collect_parameters(model)
     numbers, arrays, places = IdDict{Any,Int}(), AbstractArray[], Vector{Any}[]
     map_leaves(model) do leaf, path, trained
         trained && without_dicts(leaf, path, AbstractArray{<:Number}) isa AbstractArray{<:Number} && !(eltype(leaf) <: Integer) || return leaf
-        eltype(leaf) in (Float64, BigFloat) || eltype(leaf) <: Complex || haskey(DTYPES, eltype(leaf)) || return leaf
         eltype(leaf) == Float64 && throw(invalid("parameter '$(name_of(path))' is of Float64; the library trains Float32, Float16 and BFloat16"))
         if isbits(leaf) || !haskey(numbers, leaf)  # what has no identity is tied to nothing
             push!(arrays, leaf)
@@ -83,6 +84,7 @@ function collect_parameters(model)
         push!(places[isbits(leaf) ? length(arrays) : get!(numbers, leaf, length(arrays))], path)
         return leaf
     end
+    refuse_shared(arrays, map(paths -> name_of(first(paths)), places))
     return arrays, places
 end
 
@@ -96,6 +98,8 @@ function Base.close(dp::DataParallel)
     close(dp.optimizer)
     close(dp.buffer)
 end
+
+Base.deepcopy_internal(dp::DataParallel, ::IdDict) = not_copied(dp)
 
 Base.show(io::IO, dp::DataParallel) = print(io, "DataParallel(", nameof(typeof(dp.model)), ", ", length(dp.arrays), " parameters)")
 
@@ -124,6 +128,7 @@ end
 function begin_anew(dp)
     fill!(dp.expected, 0)
     fill!(dp.arrived, 0)
+    fill!(dp.handed, nothing)
     return nothing
 end
 
@@ -132,10 +137,13 @@ end
 
 Hands over the gradients of a microbatch: a tree of the model's shape, as `gradient` returns it, with `nothing` where there is none. What
 wrapped layers have put already is left alone. `step!(dp, grads)` does this by itself for the last microbatch. Local. Throws `MegaDPError`:
-`:INVALID` (the tree is of another shape than the model: names the place, and nothing has been put), and as `put!` of a `Buffer`.
+`:INVALID` (the tree is of another shape than the model: names the place; or it has another gradient than wrapped layers have handed over: names the
+parameter; nothing of the tree has been put), and as `put!` of a `Buffer`.
 """
 function Base.put!(dp::DataParallel, grads)
     compare(isowned, dp.model, grads)
+    gradients(i) = filter(g -> g isa AbstractArray, map(path -> at(grads, path), dp.places[i]))
+    foreach(i -> dp.arrived[i] > 0 && refuse_other(dp, i, gradients(i)), eachindex(dp.arrays))
     # As backward finds them: buckets fill one after another.
     for i in sort(collect(eachindex(dp.arrays)); by = i -> (dp.buffer.params[i].use_order, i), rev = true)
         if dp.arrived[i] > 0
@@ -143,7 +151,7 @@ function Base.put!(dp::DataParallel, grads)
             dp.arrived[i] < dp.expected[i] && nothing_more!(dp.buffer, i)
             continue
         end
-        found = filter(g -> g isa AbstractArray, map(path -> at(grads, path), dp.places[i]))
+        found = gradients(i)
         for (k, gradient) in enumerate(found)
             put!(dp.buffer, i, gradient; more = k < length(found))
         end
@@ -159,7 +167,9 @@ takes the optimizer's step, together with that of `others` of `dp.buffer` as in 
 pieces. Returns what [`step!`](@ref) of the optimizer does; with `async = true` in `DataParallel`, while parameters are still gathered.
 
 Collective over the world; waits in slices of 50 ms. Throws `MegaDPError`: `:STATE` (a parameter without a gradient: names it and the rank, on
-all ranks), `:NUMERIC`, and those of a lost communicator. After `:STATE` and `:NUMERIC` nothing has changed, and the next step can begin.
+all ranks), `:INVALID` (as `put!`), `:NUMERIC`, and those of a lost communicator. After `:STATE` and `:NUMERIC` nothing
+has changed, and the next step can begin; after `:INVALID` too where no wrapped layer has handed over a gradient, otherwise when all ranks have called
+`sync!(dp.buffer)` and `microbatch!(dp; last = true)`.
 """
 step!(dp::DataParallel, grads = nothing; keywords...) = step_model!(nothing, dp, grads; keywords...)
 step!(f::Function, dp::DataParallel, grads = nothing; keywords...) = step_model!(f, dp, grads; keywords...)

@@ -55,15 +55,39 @@ function Halo(comm::Comm; grid, size, low = 1, high = low, edges = :keep, faces 
                                          shape = pointer(lists[2]), low = pointer(lists[3]), high = pointer(lists[4]),
                                          edges = pointer(codes), flags = faces ? Raw.MDP_HALO_FACES : 0, arrays = arrays,
                                          staggered = isempty(longer) ? C_NULL : pointer(longer)))
-        check(Raw.mdp_halo_create(comm, config, out))
+        check_halo(Raw.mdp_halo_create(comm, config, out), n)
     end
     return finalizer(close, Halo(Slot(UInt(out[])), comm, part, before, behind, Borrowed[], Threads.Atomic{Int}(1)))
 end
 
 function stagger(staggered, fields, n)
-    length(staggered) == fields && all(field -> length(field) == n, staggered) ||
+    length(staggered) == fields && all(field -> length(field) == n && all(in((0, 1)), field), staggered) ||
         throw(invalid("staggered is $staggered; it must have $n numbers, 0 or 1, for each of $fields fields"))
     return Int64[number for field in staggered for number in reverse(Tuple(field))]
+end
+
+"""
+A sentence of the library about a halo of `n` dimensions in the caller's words: the library has the dimensions the other way round, counts them, fields
+and arrays from 0, and has C's names for arguments.
+"""
+function in_callers_words(text, n)
+    other_way(d) = n - parse(Int, d)
+    counted(k) = parse(Int, k) + 1
+    tuple_of(values) = string("(", join(reverse(values), ", "), length(values) == 1 ? ",)" : ")")
+    rules = (r"(?<=dimension )\d+" => other_way, r"(?<=grid\[|shape\[|low\[|high\[|strides\[)\d+" => other_way,
+             r"(?<=fields\[|parts\[)\d+" => counted, r"^index is \d+" => found -> "i is $(counted(found[10:end]))",
+             r"(?<!\w)\[[-\d,]+\]" => list -> tuple_of(split(list[2:end-1], ',')),
+             r"(?<=edges )(?:(?:keep|zero|periodic|reflect)\b ?)+(?=,)" => edges -> tuple_of(":" .* split(edges)),
+             "config.shape" => "size", "config." => "", " has shape " => " has size ")
+    return foldl(replace, rules; init = text)
+end
+
+"`check` of a call with a halo of `n` dimensions."
+function check_halo(status, n)
+    status < 0 || return nothing
+    problem = last_error(status)
+    throw(MegaDPError(problem.code, problem.kind, problem.rank, problem.bucket, problem.param, problem.operation,
+                      in_callers_words(problem.text, n)))
 end
 
 Halo(body::Base.Callable, comm::Comm; keywords...) = closing(body, Halo(comm; keywords...))
@@ -80,7 +104,8 @@ function start!(halo::Halo, fields::AbstractArray...; backward = false)
     lent = Borrowed[borrow_written(field, "field $number") for (number, field) in enumerate(fields)]
     tensors = Raw.mdp_tensor[one.tensor for one in lent]
     stream = isempty(fields) ? C_NULL : stream_of(first(fields))
-    GC.@preserve lent check(Raw.mdp_halo_start(halo, tensors, length(tensors), backward ? Raw.MDP_HALO_BACKWARD : 0, stream))
+    GC.@preserve lent check_halo(Raw.mdp_halo_start(halo, tensors, length(tensors), backward ? Raw.MDP_HALO_BACKWARD : 0, stream),
+                                 length(halo.part))
     halo.lent = lent
     return nothing
 end
@@ -145,7 +170,7 @@ function array(halo::Halo, i::Integer = 1)
     GC.@preserve halo begin
         uses, pointer = halo.uses, live(halo)
         i > 0 || throw(invalid("i is $i; arrays are counted from 1"))
-        check(Raw.mdp_halo_array(halo, i - 1, tensor))
+        check_halo(Raw.mdp_halo_array(halo, i - 1, tensor), length(halo.part))
         Threads.atomic_add!(uses, 1)
         return wrap(tensor[], false, _ -> drop_use(uses, pointer))
     end
@@ -187,7 +212,7 @@ function conv_split(parts, part::Integer; kernel::Integer, stride::Integer = 1, 
     before, behind = padding isa Integer ? (padding, padding) : padding
     config = Ref(Raw.mdp_conv_config(; kernel = kernel, stride = stride, dilation = dilation, padding_low = before, padding_high = behind))
     sizes, out = Int64[parts...], sized(Raw.mdp_conv_part)
-    check(Raw.mdp_conv_split(config, sizes, length(sizes), part, out))
+    check_halo(Raw.mdp_conv_split(config, sizes, length(sizes), part, out), 1)
     found = named(out[])
     range(from, size) = from+1:from+size
     return (low = found.low, high = found.high, output = range(found.output_begin, found.output_size), first = found.first + 1,

@@ -41,4 +41,11 @@ function closing(body, handle)
     end
 end
 
+# A second object with the same pointer would drop it again. Copies of models that have communicators and operators in them, to evaluate, say, use the same
+# ones; what is trained cannot be in two places.
+Base.deepcopy_internal(handle::Handle, ::IdDict) = handle
+
+not_copied(what) = throw(failure(Raw.MDP_E_UNSUPPORTED, "a $(nameof(typeof(what))) cannot be copied: the copy's parameters would be those of the " *
+                                 "original. deepcopy(dp.model) is a copy of a model in memory of its own, read!(buffer, i, array) one of a parameter"))
+
 Base.show(io::IO, handle::Handle) = print(io, nameof(typeof(handle)), isopen(handle) ? "(…)" : "(closed)")

@@ -48,6 +48,7 @@ mutable struct Optimizer <: Handle
     update::Any                           # what updates pieces, where no function of a step's does
 end
 @handle Optimizer mdp_optimizer
+Base.deepcopy_internal(optimizer::Optimizer, ::IdDict) = not_copied(optimizer)
 destroy(optimizer::Optimizer, pointer::UInt) = let_go(optimizer.holders, pointer)
 
 # A view's finalizer has to count: that it refers to the optimizer would not keep the collector from finalizing that.

@@ -13,7 +13,8 @@ the layers before it. Wrap each layer that has parameters, and make the `DataPar
 
 Needs an AD that goes by ChainRules' rules (Zygote), and ChainRulesCore.jl loaded; with Lux, where parameters are arguments, Lux.jl too.
 A layer may run several times in one forward pass. Outside of differentiation, and for arrays that are no parameters of a `DataParallel`,
-it is the layer itself. An array that stands at several places is in wrapped layers at all of them, or at none.
+it is the layer itself. An array that stands at several places is in wrapped layers at all of them, or at none; and what is used outside of its layer
+as well, as by a penalty on weights in the loss, is not wrapped: when that part of the gradient comes, the rest has left. `step!` finds it and says so.
 """
 overlap(layer) = Overlap(layer)
 
@@ -53,7 +54,8 @@ end
     backward_ends(tree, grads)
 
 Hands over the gradients of the parameters in `tree`, which `grads` has at the same places. The last one of as many as `forward_begins` noted
-makes a parameter's gradient complete. Local; any thread. Throws as `put!` of a `DataParallel`.
+makes a parameter's gradient complete. The arrays are kept, and not to be written, until the step: a tree that is given to it has to have the same
+gradients, or none. Local; any thread. Throws as `put!` of a `DataParallel`.
 """
 function backward_ends(tree, grads)
     compare(isowned, tree, grads)
@@ -64,10 +66,47 @@ function backward_ends(tree, grads)
     for (dp, i, gradient) in Iterators.reverse(found)  # buckets fill from the last parameter on
         last = lock(dp.lock) do
             dp.arrived[i] += 1
+            dp.handed[i] = handed_over(dp.handed[i], gradient)
             dp.arrived[i] >= dp.expected[i]
         end
         put!(dp.buffer, i, gradient; more = !last)
     end
+end
+
+"""
+What wrapped layers have handed over of a parameter's gradient: the arrays themselves; of more than two their sum, so that memory does not grow with
+uses, and of each element the sum of absolute values.
+"""
+struct HandedOver
+    arrays::Vector{AbstractArray}
+    magnitude::Union{AbstractArray,Nothing}
+    uses::Int
+end
+
+magnitude(handed) = something(handed.magnitude, mapreduce(array -> abs.(array), +, handed.arrays))
+
+function handed_over(before, gradient)
+    before === nothing && return HandedOver([gradient], nothing, 1)
+    before.uses == 1 && return HandedOver([before.arrays[1], gradient], nothing, 2)
+    return HandedOver([reduce(+, before.arrays) + gradient], magnitude(before) + abs.(gradient), before.uses + 1)
+end
+
+"""
+Throws where a tree's gradients of a parameter, `found`, are not what wrapped layers have handed over. Mostly they are the same arrays, and nothing is
+computed; others may be the same numbers, or their sum in another order.
+"""
+function refuse_other(dp, i, found)
+    handed = dp.handed[i]
+    within(some, others) = all(one -> any(other -> other === one, others), some)
+    (isempty(found) || within(found, handed.arrays) && within(handed.arrays, found)) && return nothing
+    precision = maximum(array -> eps(float(real(eltype(array)))), [found; handed.arrays])
+    apart = abs.(reduce(+, found) - reduce(+, handed.arrays))
+    # What is not a number is for the step to say.
+    any(apart .> handed.uses * precision .* magnitude(handed)) || return nothing
+    throw(invalid("the gradient of parameter $i, '$(dp.buffer.params[i].name)', is not what wrapped layers have handed over, which has left and " *
+                  "cannot be added to. If the parameter is used outside of these layers as well, as by a penalty on weights, do not wrap them by " *
+                  "overlap, or leave a penalty to the optimizer (weight_decay); if its gradient was scaled or clipped, use grad_divisor or " *
+                  "max_grad_norm"; param = i))
 end
 
 await_parameter(dp, i) = dp.gathering === nothing || wait(dp.buffer, i)

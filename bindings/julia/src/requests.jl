@@ -69,6 +69,8 @@ function Base.wait(request::Request)
     return nothing
 end
 
+Base.deepcopy_internal(request::Request, ::IdDict) = request
+
 Base.show(io::IO, ::Request) = print(io, "Request(…)")
 
 "The request, or `value` once it is done."

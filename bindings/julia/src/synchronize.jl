@@ -4,26 +4,38 @@
 """
     synchronize!!(comm, tree; root = 0) -> tree
 
-Gives all ranks what rank `root` has: arrays in place, numbers in the tree that is returned; tuples, named tuples, arrays of these, and with
-Functors.jl structs. What is neither an array nor a number is left as it is. Collective over `comm`, with trees of one shape; waits in
-slices of 50 ms. Throws as [`bcast!`](@ref); `:INVALID` for a Dict that has arrays or numbers.
+Gives all ranks what rank `root` has: arrays in place, numbers and ranges (and other arrays that cannot be written) in the tree that is returned;
+tuples, named tuples, arrays of these, and with Functors.jl structs. What is neither an array nor a number is left as it is. Collective over
+`comm`, with trees of one shape; waits in slices of 50 ms. Throws as [`bcast!`](@ref); `:INVALID` for a Dict that has arrays or numbers, and for
+numbers that are not of a fixed size (BigInt, BigFloat), naming the place.
 """
 function synchronize!!(comm::Comm, tree; root = 0)
-    return map_leaves((leaf, path, _) -> synchronize_leaf(comm, without_dicts(leaf, path), root), tree)
+    return map_leaves((leaf, path, _) -> synchronize_leaf(comm, without_dicts(leaf, path), path, root), tree)
 end
 
-synchronize_leaf(_, leaf, _) = leaf
+synchronize_leaf(_, leaf, _, _) = leaf
 
-function synchronize_leaf(comm, leaf::AbstractArray{<:Number}, root)
+function synchronize_leaf(comm, leaf::Reduced, path, root)
+    isbits(leaf) && !(leaf isa DenseArray) && return synchronize_bits(comm, leaf, root)
     isempty(leaf) && return leaf
+    isbitstype(eltype(leaf)) || throw(unfit(leaf, path, "synchronize!! takes numbers of a fixed size, such as Float64, Int64 and ComplexF32"))
     isdense(leaf) && haskey(DTYPES, eltype(leaf)) && return bcast!(comm, leaf; root = root)
     return copyto!(leaf, reshape(from_bytes(eltype(leaf), bcast!(comm, to_bytes(leaf); root = root)), size(leaf)))
 end
 
-function synchronize_leaf(comm, leaf::T, root) where {T<:Number}
-    isbitstype(T) || return leaf
-    return from_bytes(T, bcast!(comm, to_bytes([leaf]); root = root))[1]
+"Of what is only bits, a number or a range, rank `root`'s."
+function synchronize_bits(comm, value::T, root) where {T}
+    sizeof(T) == 0 && return value
+    bytes = Vector{UInt8}(undef, sizeof(T))
+    GC.@preserve bytes begin
+        unsafe_store!(Ptr{T}(pointer(bytes)), value)
+        bcast!(comm, bytes; root = root)
+        return unsafe_load(Ptr{T}(pointer(bytes)))
+    end
 end
+
+"The refusal of a leaf whose numbers are of a type that cannot be; `expected` says which can."
+unfit(leaf, path, expected) = invalid("$(leaf_at(path)) is $(leaf isa Number ? "a number" : "an array") of $(eltype(leaf)); $expected")
 
 to_bytes(array) = collect(reinterpret(UInt8, vec(collect(array))))
 from_bytes(::Type{T}, bytes) where {T} = collect(reinterpret(T, bytes))
@@ -32,14 +44,17 @@ from_bytes(::Type{T}, bytes) where {T} = collect(reinterpret(T, bytes))
     allreduce!(comm, tree, op = avg) -> tree
 
 Reduces all arrays and numbers of a nested gradient over the ranks, one operation for each element type: what stands between `gradient` and
-`Optimisers.update!` for those who keep their optimizer. Dense arrays are written in place; for lazy ones, and for numbers, the tree that is
-returned has new ones, so that `loss = allreduce!(comm, loss)` is the mean of all ranks' losses. `nothing` stays. Collective over `comm`,
-with trees of one shape; waits in slices of 50 ms. Throws as `allreduce!` of an array; `:INVALID` for a Dict that has arrays or numbers.
+`Optimisers.update!` for those who keep their optimizer. Dense arrays, and transposes of such, are written in place; for lazy ones and ranges, and
+for numbers, the tree that is returned has new ones, so that `loss = allreduce!(comm, loss)` is the mean of all ranks' losses. `nothing` stays.
+Collective over `comm`, with trees of one shape; waits in slices of 50 ms. Throws as `allreduce!` of an array; `:INVALID` for a Dict that has
+arrays or numbers, and for a type of numbers that cannot be reduced (integers by `avg` too), naming the place.
 """
 function allreduce!(comm::Comm, tree, op = avg)
     leaves, places, known = Any[], Int[], IdDict{Any,Int}()
     map_leaves(tree) do leaf, path, _
         without_dicts(leaf, path) isa Reduced || return leaf
+        haskey(DTYPES, eltype(leaf)) || throw(unfit(leaf, path, "allreduce! takes Float32, Float16, BFloat16, Float64, Int64 and UInt8"))
+        op === avg && eltype(leaf) <: Integer && throw(unfit(leaf, path, "op is avg, which is not for integers; +, max and min are"))
         # What has no identity may be equal on one rank only.
         isbits(leaf) || !haskey(known, leaf) ? push!(leaves, leaf) : nothing
         push!(places, isbits(leaf) ? length(leaves) : get!(known, leaf, length(leaves)))

@@ -37,8 +37,10 @@ mutable struct TpLinear <: Handle
     sequence::Bool
     gather_output::Bool
     row_major::Bool  # as the buffer's
+    in_buffer::Bool  # its weights are a buffer's
 end
 @handle TpLinear mdp_tp_linear
+Base.deepcopy_internal(layer::TpLinear, ::IdDict) = layer.in_buffer ? not_copied(layer) : layer
 destroy(::TpLinear, pointer::UInt) = Raw.mdp_tp_linear_destroy(Ptr{Raw.mdp_tp_linear}(pointer))
 
 "Numbers of the buffer's parameters, and whether there is a bias."
@@ -74,7 +76,8 @@ function TpLinear(comm::Comm, split::Symbol, features::Pair; bias = true, grad =
             flags = linear_flags(has_bias, !row_major, sequence, gather_output, whole_input, check_replicated)))
         check(Raw.mdp_tp_linear_create(comm, config, out))
     end
-    return finalizer(close, TpLinear(Slot(UInt(out[])), comm, split, features, total_workers(comm), sequence, gather_output, row_major))
+    return finalizer(close, TpLinear(Slot(UInt(out[])), comm, split, features, total_workers(comm), sequence, gather_output, row_major,
+                                    buffer !== nothing))
 end
 
 "The size of what the layer makes of `x`. What does not fit is the library's to refuse."

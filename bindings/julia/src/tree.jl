@@ -10,6 +10,10 @@ leaves until an extension fills `struct_parts`.
 parts(x::Union{Tuple,NamedTuple}) = (x, identity)
 parts(x::Base.RefValue) = isassigned(x) ? ((x = x[],), children -> referring(eltype(x), children.x)) : nothing
 parts(::AbstractArray{<:Number}) = nothing
+# Of a transposed matrix the matrix: what stands elsewhere too is then the same array, and stays it.
+parts(x::Transpose{<:Number,<:AbstractMatrix}) = ((parent = parent(x),), children -> transpose(children.parent))
+parts(x::Adjoint{<:Number,<:AbstractMatrix}) = ((parent = parent(x),), children -> adjoint(children.parent))
+const Turned = Union{Transpose{<:Number,<:AbstractMatrix},Adjoint{<:Number,<:AbstractMatrix}}
 parts(x::AbstractArray) = (Tuple(x), children -> reshape(collect(Any, children), size(x)))
 parts(::Union{Number,AbstractString,Symbol,Function,Nothing,Type}) = nothing
 parts(x) = struct_parts[](x)
@@ -26,7 +30,7 @@ function map_leaves(f, x, path = (), trained = true)
     found = parts(x)
     found === nothing && return f(x, path, trained)
     children, rebuild = found
-    chosen = keys(trained_parts[](x, children))
+    chosen = keys(x isa Turned ? children : trained_parts[](x, children))
     mapped = map(key -> map_leaves(f, children[key], (path..., key), trained && key in chosen), keys(children))
     # A node in which nothing has changed stays the same object: it may be mutable, such as a dropout layer's generator.
     all(((key, new),) -> new === children[key], zip(keys(children), mapped)) && return x
@@ -38,13 +42,14 @@ const Reduced = Union{Number,AbstractArray{<:Number}}
 "The leaf, if it is no Dict with such things in it: they have no order that all ranks share, and would be passed over."
 function without_dicts(leaf, path, things = Reduced)
     leaf isa AbstractDict && any(child -> holds(x -> x isa things, child), values(leaf)) || return leaf
-    place = isempty(path) ? "the tree" : place_of(path)
-    throw(invalid("$place is a $(nameof(typeof(leaf))) with $(things == Reduced ? "arrays or numbers" : "arrays"); it must be a NamedTuple or a Tuple"))
+    throw(invalid("$(leaf_at(path)) is a $(nameof(typeof(leaf))) with $(things == Reduced ? "arrays or numbers" : "arrays"); it must be a NamedTuple or a Tuple"))
 end
 
 "What stands at one name or number of a gradient, `nothing` where it has nothing there. Extensions add types of their own."
 child(tree::NamedTuple, key) = key isa Symbol && haskey(tree, key) ? tree[key] : nothing
 child(tree::Union{Tuple,AbstractArray}, key) = key isa Integer && checkbounds_of(tree, key) ? tree[key] : nothing
+# A gradient of a transposed matrix is an array of that shape, or has a `parent`.
+child(tree::AbstractMatrix{<:Number}, key::Symbol) = key == :parent ? transpose(tree) : nothing
 child(tree::AbstractDict, key) = get(tree, key, nothing)
 child(::Nothing, _) = nothing
 child(tree, key) = key isa Symbol && hasproperty(tree, key) ? getproperty(tree, key) : nothing
@@ -76,7 +81,9 @@ function compare(isparameter, x, gradient, path = ())
     gradient = plain(gradient)
     absent(gradient) && return nothing
     found = parts(x)
-    found === nothing && return isparameter(x) ? compare_arrays(x, gradient, path) : nothing
+    if found === nothing || x isa Turned && gradient isa AbstractArray
+        return holds(isparameter, x) ? compare_arrays(x, gradient, path) : nothing
+    end
     children, given = found[1], entries(gradient)
     if given === nothing || x isa Union{Tuple,AbstractArray} && length(given) != length(children)
         holds(isparameter, x) || return nothing
@@ -100,6 +107,7 @@ end
 
 holds(isparameter, x) = (found = parts(x); found === nothing ? isparameter(x) : any(child -> holds(isparameter, child), values(found[1])))
 place_of(path) = isempty(path) ? "the model" : "'$(name_of(path))'"
+leaf_at(path) = isempty(path) ? "the tree" : "'$(name_of(path))'"
 described(x, children) = "$(length(children)) entries in its $(nameof(typeof(x))) ($(join(keys(children), ", ")))"
 
 "A parameter's name: its path, as one would write it."

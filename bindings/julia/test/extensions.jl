@@ -201,9 +201,15 @@ testcase("stand-in ChainRulesCore: a wrapped layer's pullback hands over its gra
         self, layer, dx = pullback(ChainRulesCore.Thunk(() -> ones(Float32, 2, 2)))
         @test self isa ChainRulesCore.NoTangent && dx == [4 4; 6 6] && layer.weight == [3 7; 3 7]
         @test dp.arrived == [1, 1, 0, 0] && grad_view(dp.buffer, 1) == [3 7; 3 7] && grad_view(dp.buffer, 2) == [2, 2]
-        report = step!(dp, (first = (layer = (weight = fill(99.0, 2, 2), bias = nothing),), second = (weight = zeros(1, 2), bias = zeros(1))))
+        report = step!(dp, (first = (layer = layer,), second = (weight = zeros(1, 2), bias = zeros(1))))
         @test report.grad_norm ≈ sqrt(9 + 49 + 9 + 49 + 8)
     end
+    # A penalty on the same weights, whose gradient the AD has added to the layer's.
+    _, pullback = ChainRulesCore.rrule(TestAD(), MegaDP.run_layer, dp.model.first.layer, x)
+    layer = pullback(ones(Float32, 2, 2))[2]
+    penalized = (weight = layer.weight .+ 0.01f0 .* dp.model.first.layer.weight, bias = layer.bias)
+    problem = caught(() -> step!(dp, (first = (layer = penalized,), second = (weight = zeros(1, 2), bias = zeros(1)))))
+    @test problem.kind == :INVALID && occursin("'first.layer.weight'", problem.text)
     @test ChainRulesCore.rrule(local_rank, world_of_one)[1] == 0
     @test ChainRulesCore.rrule(total_workers, world_of_one)[2](1) == (ChainRulesCore.NoTangent(), ChainRulesCore.NoTangent())
     close(dp)
@@ -330,6 +336,9 @@ testcase("stand-in ChainRulesCore: halos between four ranks are what the whole a
         @test (name, said(outcome, name)) == (name, fill(true, 4))
     end
     @test said(outcome, "different") == fill("DESYNC", 4)
+    for name in ("sentence", "uneven", "edges")
+        @test (name, said(outcome, name)) == (name, fill(true, 4))
+    end
 end
 
 close(world_of_one)

@@ -52,7 +52,7 @@ testcase("arrays of the library's keep their memory") do
     two[2:3, 2:4] = [1 2 3; 4 5 6]
     exchange!(halo, two)
     @test two[[1, 4], 1] == [6, 3] && all(iszero, one)
-    @test occursin("index is 2", caught(() -> MegaDP.array(halo, 3)).text) && caught(() -> MegaDP.array(halo, 0)).kind == :INVALID
+    @test occursin("i is 3; this halo has 2 arrays", caught(() -> MegaDP.array(halo, 3)).text) && caught(() -> MegaDP.array(halo, 0)).kind == :INVALID
     close(halo)
     one = nothing
     GC.gc()
@@ -61,20 +61,25 @@ end
 
 testcase("arguments of halos and convolutions that cannot be meant are named") do
     halo = Halo(world; grid = 1, size = (3, 4))
-    for (made, told) in ((() -> Halo(world; grid = 2, size = (3, 4)), "config.grid is [2,2]"),
+    for (made, told) in ((() -> Halo(world; grid = (1, 2), size = (3, 4)), "grid is (1, 2), which is not"),
+                         (() -> Halo(world; grid = (0, 1), size = (3, 4)), "grid[1] is 0"), (() -> Halo(world; grid = 3, size = (5,)), "grid is (3,), which"),
+                         (() -> Halo(world; grid = 1, size = (3, -4)), "size[2] is -4"),
+                         (() -> Halo(world; grid = 1, size = (3, 4, 5), high = (0, -2, 0)), "high[2] is -2"),
                          (() -> Halo(world; grid = (1, 1, 1), size = (3, 4)), "grid has 3 numbers; size has 2"),
                          (() -> Halo(world; grid = 1, size = (3, 4), staggered = [(1, 0), (0, 1)]), "0 or 1, for each of 1 fields"),
-                         (() -> Halo(world; grid = 1, size = (3, 4), staggered = [(2, 0)]), "dimension 1 of field 0, is 2"),
-                         (() -> Halo(world; grid = 1, size = (3, 4), low = -1), "config.low[0] is -1"),
+                         (() -> Halo(world; grid = 1, size = (3, 4), staggered = [(2, 0)]), "staggered is [(2, 0)]; it must have 2 numbers, 0 or 1"),
+                         (() -> Halo(world; grid = 1, size = (3, 4), low = (-1, 0)), "low[1] is -1"),
                          (() -> Halo(world; grid = 1, size = (3, 4), edges = (:keep, :open)), "edges is :open"),
                          (() -> Halo(world; grid = 1, size = (3, 4), type = Int32), "arrays of Int32"),
-                         (() -> Halo(world; grid = 1, size = (3, 2), low = (0, 2), edges = :reflect), "may be 1"),
-                         (() -> exchange!(halo, zeros(3, 4)), "fields[0] has shape [4,3]"), (() -> exchange!(halo), "count is 0"),
+                         (() -> Halo(world; grid = 1, size = (3, 2), low = (0, 2), edges = :reflect), "along dimension 2 is 2 wide"),
+                         (() -> Halo(world; grid = 1, size = (0, 2), edges = :periodic), "no elements along dimension 1, whose edges"),
+                         (() -> exchange!(halo, zeros(3, 4)), "fields[1] has size (3, 4); this rank's part with its halo has (5, 6)"),
+                         (() -> exchange!(halo), "count is 0"),
                          (() -> exchange!(halo, zeros(5, 6), zeros(5, 6)), "count is 2"),
-                         (() -> exchange!(halo, zeros(Float32, 5, 6)), "fields[0].dtype is f32"),
+                         (() -> exchange!(halo, zeros(Float32, 5, 6)), "fields[1].dtype is f32"),
                          (() -> exchange!(halo, Diagonal(zeros(5))), "field 1 is a Diagonal"),
                          (() -> halo(zeros(5, 6)), "this rank's part has (3, 4)"),
-                         (() -> conv_split([4, 4], 2; kernel = 3), "part is 2"), (() -> conv_split([2], 0; kernel = 3), "the window of config"))
+                         (() -> conv_split([4, 4], 2; kernel = 3), "part is 2"), (() -> conv_split([4, -4], 0; kernel = 3), "parts[2] is -4"), (() -> conv_split([2], 0; kernel = 3), "the window of config"))
         problem = caught(made)
         @test (problem.kind, told) == (:INVALID, occursin(told, problem.text) ? told : problem.text)
     end

@@ -54,6 +54,39 @@ testcase("views outlive a close, also of the optimizer") do
     @test all(==(3), column) && sum(flat) == 30_000
 end
 
+"A layer with a communicator in it."
+struct Held{C,W}
+    comm::C
+    w::W
+end
+MegaDP.parts(x::Held) = ((w = x.w,), children -> Held(x.comm, children.w))
+
+testcase("a copy of a model is in memory of its own, and what is trained cannot be copied") do
+    for row_major in (false, true)
+        dp = DataParallel(world, (a = (w = Float32[1 2; 3 4],), held = Held(world, overlap((w = ones(Float32, 2),)))); rule = :sgd, lr = 1.0, row_major = row_major)
+        copied = deepcopy(dp.model)
+        @test copied.a.w == [1 2; 3 4] && !MegaDP.isowned(copied.a.w) && copied.held.comm === world
+        step!(dp, (a = (w = ones(2, 2),), held = (w = (layer = (w = ones(2),),),)))
+        copied.held.w.layer.w .= 7
+        @test copied.a.w == [1 2; 3 4] && dp.model.a.w == [0 1; 2 3] && dp.model.held.w.layer.w == [0, 0]
+        MegaDP.forward_begins(copied.held.w.layer)  # its layers are nobody's parameters
+        @test all(==(0), dp.expected)
+        for trained in (dp, dp.buffer, dp.optimizer, (inside = [dp],))
+            problem = caught(() -> deepcopy(trained))
+            @test problem.kind == :UNSUPPORTED && occursin("cannot be copied", problem.text) && occursin("deepcopy(dp.model)", problem.text)
+        end
+        close(dp)
+        @test copied.a.w == [1 2; 3 4]
+    end
+    request = allreduce!(world, ones(2); async = true)
+    grid, layer = Grid(world), TpLinear(world, :column, 4 => 8)
+    @test deepcopy([world, grid, request, layer]) == [world, grid, request, layer]
+    buffer = Buffer(grid, [Param("w", (8, 4); placement = :sharded, shard_dim = 1)])
+    @test occursin("TpLinear cannot be copied", caught(() -> deepcopy(TpLinear(world, :column, 4 => 8; buffer = buffer, weight = 1, bias = false))).text)
+    foreach(close, (buffer, layer, grid))
+    wait(request)
+end
+
 testcase("finalizers may run in the middle of anything") do
     for round in 1:30
         buffer = Buffer(world, [Param("w", (10,))])

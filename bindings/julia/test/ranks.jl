@@ -20,6 +20,7 @@ testcase("collectives, trees, differences and an interrupt between two ranks") d
                              ("received", [[5]]), ("swapped", [[1], [0]]), ("refused", [["INVALID"], ["INVALID"]]),
                              ("norm", [0.25, 0.25]), ("stepped", [[0.5, 1], [0.5, 1]]), ("tasks", [1, 1]),
                              ("synchronized", [[2, 1, 1, 2], [2, 1, 1, 2]]), ("reduced", [[0.5, 2, 2], [0.5, 2, 2]]),
+                             ("ranges", fill([1, 2, 3, 1, 1.25, 1.5, 1, 1, 1], 2)), ("big", ["INVALID", "INVALID"]),
                              ("part", [[1, 2], [3, 4, 5]]), ("even", [[1, 2], [3, 4]]), ("interrupted", [1]), ("after", [1, 1]),
                              ("missing", [["STATE", 1, 2, "'b'"], ["STATE", 1, 2, "'b'"]]),
                              ("rounded", [2.0078125, 2.0078125]), ("fed back", [[2, 2.015625], [2, 2.015625]]),

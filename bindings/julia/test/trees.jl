@@ -88,7 +88,7 @@ testcase("a wrapped layer hands over its gradients by itself, however often it r
     for uses in 1:3
         foreach(_ -> MegaDP.forward_begins(inner), 1:uses)
         foreach(_ -> MegaDP.backward_ends((inner, 5), ((w = [1.0, 1],), nothing)), 1:uses)
-        report = step!(dp, (wrapped = (layer = (w = [9.0, 9],),), plain = (w = [0.0, 0],)))
+        report = step!(dp, (wrapped = (layer = (w = [1.0uses, uses],),), plain = (w = [0.0, 0],)))
         @test report.grad_norm ≈ uses * sqrt(2)
         wait(dp)
     end
@@ -101,9 +101,111 @@ testcase("a wrapped layer hands over its gradients by itself, however often it r
     close(dp)
 end
 
+"What a step says of a model with a layer wrapped and one not, where the wrapped one has handed over `handed` and the tree has `tree` there."
+function step_with(tree, handed...; model = (wrapped = overlap((w = ones(Float32, 2),)), plain = (w = ones(Float32, 2),)))
+    dp = DataParallel(world, model; lr = 0.0)
+    try
+        foreach(_ -> MegaDP.forward_begins(dp.model.wrapped.layer), handed)
+        foreach(gradient -> MegaDP.backward_ends(dp.model.wrapped.layer, (w = gradient,)), handed)
+        return step!(dp, (wrapped = (layer = (w = tree,),), plain = (w = [3.0, 4],))).grad_norm
+    finally
+        close(dp)
+    end
+end
+
+testcase("what a wrapped layer's parameter gets by another way as well, such as a penalty on weights, is never dropped") do
+    handed, penalty = Float32[1, 2], 2 * 1f-3 * ones(Float32, 2)
+    for tree in (nothing, handed, copy(handed), Float64.(handed))
+        @test step_with(tree, handed) ≈ sqrt(30)
+    end
+    parts = [Float32[sin(9k), 1f4 * cos(k)] for k in 1:5]
+    for uses in 2:5  # as an AD adds them up, and in another order
+        given = parts[1:uses]
+        @test step_with(sum(given), given...) ≈ step_with(reduce(+, reverse(given)), given...) ≈ hypot(5, sum(given)...)
+    end
+    for problem in (caught(() -> step_with(handed .+ penalty, handed)), caught(() -> step_with(sum(parts) .+ penalty, parts...)),
+                    caught(() -> step_with(sum(parts[1:2]) .+ penalty, parts[1:2]...)), caught(() -> step_with(zero(handed), handed)))
+        @test (problem.kind, problem.param) == (:INVALID, 1)
+        @test all(word -> occursin(word, problem.text), ("parameter 1, 'wrapped.layer.w'", "overlap", "weight_decay"))
+    end
+    @test caught(() -> step_with(Float32[1, NaN], Float32[1, NaN])).kind == :NUMERIC  # and not another gradient
+    # At a place that is not wrapped.
+    shared = ones(Float32, 2)
+    tied = (wrapped = overlap((w = shared,)), plain = (w = shared,))
+    @test occursin("'wrapped.layer.w'", caught(() -> step_with(handed, handed; model = tied)).text)
+end
+
+testcase("after a step that was refused what wrapped layers had handed over can be let go of") do
+    dp = DataParallel(world, (wrapped = overlap((w = ones(Float32, 2),)),); lr = 0.0)
+    give(gradient) = (MegaDP.forward_begins(dp.model.wrapped.layer); MegaDP.backward_ends(dp.model.wrapped.layer, (w = gradient,)))
+    give([1.0, 2])
+    @test caught(() -> step!(dp, (wrapped = (layer = (w = [1.0, 3],),),))).kind == :INVALID
+    sync!(dp.buffer)
+    microbatch!(dp; last = true)
+    give([3.0, 4])
+    @test step!(dp).grad_norm ≈ 5 && all(isnothing, dp.handed)
+    close(dp)
+end
+
+testcase("a transposed matrix is tied to the matrix, also in wrapped layers") do
+    W = Float32[1 2 3; 4 5 6]
+    dp = DataParallel(world, (embed = W, head = transpose(W), last = (w = W',), alone = transpose(ones(Float32, 1, 2))); rule = :sgd, lr = 1.0)
+    @test [param.name for param in dp.buffer.params] == ["embed", "alone.parent"] && dp.buffer.params[1].size == (2, 3)
+    @test dp.model.head isa Transpose && dp.model.last.w isa Adjoint && parent(dp.model.head) === parent(dp.model.last.w) === dp.model.embed
+    grads = (embed = ones(2, 3), head = Float32[1 0; 0 0; 0 2], last = (w = (parent = ones(2, 3),),), alone = [3.0 4.0]')
+    @test step!(dp, grads).grad_norm ≈ sqrt(9 + 4 * 4 + 16 + 25)
+    @test dp.model.embed == W .- [3 2 2; 2 2 4] && dp.model.head == transpose(dp.model.embed) && dp.model.alone == [-2 -3]'
+    text = refusal(dp, (embed = nothing, head = ones(2, 3), last = nothing, alone = nothing))
+    @test occursin("'head' has size (2, 3); the parameter has (3, 2)", text)
+    close(dp)
+    dp = DataParallel(world, (embed = overlap((w = W,)), head = overlap((w = W',))); lr = 0.0)
+    foreach(wrapped -> MegaDP.forward_begins(wrapped.layer), dp.model)
+    MegaDP.backward_ends(dp.model.head.layer, (w = Float32[1 0; 0 0; 0 2],))
+    MegaDP.backward_ends(dp.model.embed.layer, (w = ones(2, 3),))
+    @test step!(dp, (embed = (layer = (w = ones(2, 3),),), head = (layer = (w = Float32[1 0; 0 0; 0 2],),))).grad_norm ≈ sqrt(4 + 4 + 9)
+    close(dp)
+end
+
+testcase("parameters that share memory but are not one array are refused, and both places named") do
+    W, w = ones(Float32, 2, 3), ones(Float32, 2)
+    for (one, other) in ((W, view(W, :, :)), (view(W, 1:1, :), W), (W, vec(W)), (reshape(W, 3, 2), W), (W, reshape(W', 6)), (w, transpose(w)),
+                         (W, PermutedDimsArray(W, (2, 1))), (w, Diagonal(w)), (view(W, :, 1:2), view(W, 2, :)), (view(W, [1, 2], 1), W))
+        problem = caught(() -> DataParallel(world, (a = (w = one,), far = ones(Float32, 9), b = [other])))
+        @test problem.kind == :INVALID && occursin("share memory", problem.text)
+        @test occursin(r"'a\.w(\.parent)?'", problem.text) && occursin(r"'b\.1(\.parent)?'", problem.text)
+    end
+    dp = DataParallel(world, (rows = [view(W, 1, :), view(W, 2, :)], none = (W[1:0, :], W[1:0, :])))  # between each other
+    @test length(dp.buffer) == 4
+    close(dp)
+end
+
+testcase("a parameter of numbers that cannot be trained is named, whatever they are") do
+    for type in (BigFloat, ComplexF32, Real, Rational{Int})
+        problem = caught(() -> DataParallel(world, (a = ones(Float32, 2), b = ones(type, 2))))
+        @test problem.kind == :INVALID && problem.param == 2 && occursin("'b', is of $type", problem.text)
+    end
+end
+
+testcase("synchronize!! takes ranges and complex numbers; numbers without a fixed size, and what cannot be reduced, are named") do
+    tree = (r = 2:4, s = 0.0:0.5:2, l = LinRange(0, 1, 3), e = 1:0, c = 1.0f0im, z = [1.0im, 2], π = π, n = Int32(3), big = BigFloat[])
+    @test synchronize!!(world, tree) === tree
+    for (bad, told) in ((big(1.0), "a number of BigFloat"), (big(2), "a number of BigInt"), (Complex(big(1.0)), "a number of Complex{BigFloat}"),
+                        (BigFloat[1], "an array of BigFloat"), (big(1):big(3), "an array of BigInt"), (Real[1, 2.0], "an array of Real"))
+        problem = caught(() -> synchronize!!(world, (w = ones(2), more = [(n = bad,)])))
+        @test problem.kind == :INVALID && occursin("'more.1.n' is $told", problem.text)
+        @test occursin("the tree is $told", caught(() -> synchronize!!(world, bad)).text)
+    end
+    for (bad, told) in ((big(1.0), "a number of BigFloat"), (1.0im, "a number of Complex{Float64}"), (Int32[1], "an array of Int32"),
+                        (1:3, "an array of Int64; op is avg"), (5, "a number of Int64; op is avg"), (true, "a number of Bool"))
+        problem = caught(() -> allreduce!(world, (w = ones(2), more = [(n = bad,)])))
+        @test problem.kind == :INVALID && occursin("'more.1.n' is $told", problem.text)
+    end
+    @test allreduce!(world, (r = 1:3, n = 5), +) == (r = [1, 2, 3], n = 5)
+end
+
 testcase("synchronize!! and allreduce! keep the tree's shape") do
     tree = (a = [1.0f0, 2], b = (3, [true, false]), c = "text", d = nothing, e = transpose([1.0 2; 3 4]), f = Int32[5])
-    @test synchronize!!(world, tree) == tree && synchronize!!(world, tree).a === tree.a
+    @test synchronize!!(world, tree) == tree && synchronize!!(world, tree).a === tree.a && synchronize!!(world, tree).e === tree.e
     grads = (a = [1.0f0, 2], b = (nothing, [3.0]), c = view([1.0f0, 2, 3, 4], 1:2:3), d = 2.0:3.0)
     found = allreduce!(world, grads)
     @test found == (a = [1, 2], b = (nothing, [3]), c = [1, 3], d = [2, 3]) && found.a === grads.a

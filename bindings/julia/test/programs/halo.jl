@@ -93,4 +93,11 @@ Comm() do comm
     report(comm, "waves", waves(comm))
     different = caught(() -> Halo(comm; grid = (4,), size = (2,), low = 1 + local_rank(comm)))
     report(comm, "different", different.kind)
+    report(comm, "sentence", occursin("'f64, grid (4,), low (1,), high (1,), edges (:keep,)", different.text))
+    # In the words of who wrote the arguments: the dimension that is cut unevenly, and orders.
+    uneven = caught(() -> Halo(comm; grid = (2, 2, 1), size = (3, local_rank(comm) == 2 ? 5 : 4, 2)))
+    report(comm, "uneven", occursin("size[2] is 5 on rank 2 and 4 on rank 3, which are at the same place along dimension 2", uneven.text))
+    edges = caught(() -> Halo(comm; grid = (4, 1), size = (2, 3), edges = (:keep, local_rank(comm) == 3 ? :zero : :periodic), high = (1, 2), low = 0))
+    report(comm, "edges", occursin("grid (4, 1), low (0, 0), high (1, 2), edges (:keep, :periodic)", edges.text) &&
+                          occursin("edges (:keep, :zero)", edges.text))
 end
