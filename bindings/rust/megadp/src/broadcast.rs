@@ -35,6 +35,7 @@ impl Buffer {
             unsafe { Request::new(out, &self.tree) }?
         };
         self.broadcast = RefCell::new(Some(request));
+        self.copies.outdated.set(true);
         Ok(Broadcasting { buffer: self })
     }
 

@@ -7,8 +7,9 @@ use crate::gradients::{GradMut, Gradients, Shared};
 use crate::handle::{NotSync, Tree};
 use crate::request::Request;
 use crate::sys;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::CString;
+use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::ptr;
@@ -24,12 +25,30 @@ pub struct Buffer {
     pub(crate) closed: bool,
     /// What may still write to the parameters.
     pub(crate) broadcast: RefCell<Option<Request>>,
+    pub(crate) copies: Copies,
     not_sync: NotSync,
+}
+
+/// Writes what copies there are of the parameters anew.
+type Write = dyn Fn(&Buffer) -> Result<()> + Send;
+
+/// Copies of the parameters that somebody keeps.
+#[derive(Default)]
+pub(crate) struct Copies {
+    pub(crate) write: Option<Box<Write>>,
+    /// Parameters may have been written since.
+    pub(crate) outdated: Cell<bool>,
+}
+
+impl fmt::Debug for Copies {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Copies").field("write", &self.write.is_some()).field("outdated", &self.outdated).finish()
+    }
 }
 
 impl Buffer {
     pub(crate) fn new(shared: Arc<Shared>, tree: Arc<Tree>) -> Self {
-        Buffer { shared, tree, closed: false, broadcast: RefCell::default(), not_sync: NotSync::default() }
+        Buffer { shared, tree, closed: false, broadcast: RefCell::default(), copies: Copies::default(), not_sync: NotSync::default() }
     }
 
     /// How parameters are laid out.
@@ -122,6 +141,11 @@ impl Buffer {
         Ok(ParamMut { data, len, buffer: self, elements: PhantomData })
     }
 
+    /// After all parameters were replaced, other than by a step.
+    pub(crate) fn write_copies(&self) -> Result<()> {
+        self.copies.write.as_ref().map_or(Ok(()), |write| write(self))
+    }
+
     fn whole_param<T: Element>(&self, param: usize) -> Result<(*mut T, usize)> {
         self.shared.check(param)?;
         let view = {
@@ -177,6 +201,7 @@ impl Buffer {
         let shape = self.shared.shape_on_host(param)?;
         let from = from.into().tensor(shape).map_err(|error| error.about_param(param))?;
         self.end_broadcast()?;
+        self.copies.outdated.set(true);
         let _inside = self.tree.enter();
         // SAFETY: a live handle, the tree's only call; no slice of the parameter is in use, since the buffer is borrowed mutably.
         check(unsafe { sys::mdp_param_write(self.as_raw(), param, &from, ptr::null_mut()) })
@@ -299,6 +324,7 @@ impl<T> DerefMut for ParamMut<'_, T> {
 
 impl<T> Drop for ParamMut<'_, T> {
     fn drop(&mut self) {
+        self.buffer.copies.outdated.set(true);
         let _inside = self.buffer.tree.enter();
         // It fails only if the communicator is lost, and every later call says so.
         // SAFETY: a live handle, the tree's only call.

@@ -2,8 +2,8 @@
 //! Models of [candle](candle_core), on the CPU: gradients leave during backward, as soon as each is known.
 //!
 //! candle's backward makes arrays of its own and tells nobody about them before it ends. So the model is built from other tensors than its
-//! variables: each is its variable after an operation that changes nothing, but whose backward hands the gradient over. It is built once; a
-//! step writes the new values into the same tensors.
+//! variables: each has its variable's values, and comes from an operation whose backward hands the gradient over. It is built once; a step
+//! writes the new values into the same tensors, and into the variables.
 //!
 //! ```
 //! use candle_core::{DType, Device, Tensor, Var};
@@ -30,6 +30,9 @@
 //! # }
 //! ```
 //!
+//! A variable that a loss uses itself counts too: a penalty over a `VarMap`'s variables, or a model that is built from them. Such a gradient,
+//! with what came through the tensor, leaves when backward has ended.
+//!
 //! Which gradient is known when is candle's choice: in a product of activations and weights, written in this order, those of the weights
 //! come before backward goes on to the layer below. Where weights are the left factor they come last.
 //!
@@ -42,22 +45,28 @@
 use crate::buffer::Buffer;
 use crate::buffer_builder::BufferBuilder;
 use crate::error::Code;
-use crate::gradients::Gradients;
 use crate::grid::Ranks;
 use crate::optimizer::{Optimizer, StepOptions, StepReport};
 use crate::param::Param;
 use crate::pieces::{Piece, Updated};
 use crate::request::Request;
-use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp1, Device, InplaceOp1, Layout, Shape, Storage, Tensor, Var};
+use arrival::{Arrival, Failure, Way};
+use candle_core::backprop::GradStore;
+use candle_core::{Device, Tensor, Var};
+use graph::Graphs;
+use operation::lock;
+use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use values::{find_different, write};
 
+mod arrival;
 pub mod cp;
+mod graph;
 pub mod halo;
 mod operation;
 pub mod tp;
+mod values;
 
 /// What calls of this module return.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -70,6 +79,15 @@ pub enum Error {
     Megadp(crate::Error),
     /// Of candle.
     Candle(candle_core::Error),
+}
+
+impl Error {
+    fn into_megadp(self) -> crate::Error {
+        match self {
+            Error::Megadp(error) => error,
+            Error::Candle(error) => crate::Error::new(Code::Internal, error.to_string()),
+        }
+    }
 }
 
 impl fmt::Display for Error {
@@ -102,91 +120,17 @@ impl From<candle_core::Error> for Error {
     }
 }
 
-/// The first failure to hand a gradient over, which candle passes on as text only.
-type Failure = Arc<Mutex<Option<crate::Error>>>;
-
-/// Changes nothing, and hands the gradient over on the way back.
-struct Arrival {
-    gradients: Gradients,
-    param: usize,
-    arrived: Arc<AtomicBool>,
-    failure: Failure,
-}
-
-impl Arrival {
-    fn put(&self, grad: &Tensor) -> candle_core::Result<crate::Result<()>> {
-        let grad = grad.contiguous()?;
-        let (storage, layout) = grad.storage_and_layout();
-        let Storage::Cpu(storage) = &*storage else {
-            return Ok(Err(crate::Error::new(Code::Unsupported, "a gradient is on a device; on the CPU alone are they handed over")));
-        };
-        let range = layout.start_offset()..layout.start_offset() + layout.shape().elem_count();
-        Ok(match storage {
-            CpuStorage::F32(data) => self.gradients.put(self.param, &data[range]),
-            CpuStorage::F64(data) => self.gradients.put(self.param, &data[range]),
-            CpuStorage::BF16(data) => self.gradients.put(self.param, &data[range]),
-            CpuStorage::F16(data) => self.gradients.put(self.param, &data[range]),
-            other => Err(crate::Error::new(Code::Unsupported, format!("a gradient has elements of {:?}", other.dtype()))),
-        })
-    }
-}
-
-impl CustomOp1 for Arrival {
-    fn name(&self) -> &'static str {
-        "megadp-arrival"
-    }
-
-    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
-        Ok((storage.to_dtype(layout, storage.dtype())?, layout.shape().clone()))
-    }
-
-    /// Called once for each variable that the loss depends on, with the sum over its uses.
-    fn bwd(&self, _variable: &Tensor, _same: &Tensor, grad: &Tensor) -> candle_core::Result<Option<Tensor>> {
-        self.arrived.store(true, Ordering::Relaxed);
-        self.put(grad)?.map_err(|error| {
-            let text = error.to_string();
-            self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
-            candle_core::Error::msg(text)
-        })?;
-        Ok(None) // so candle keeps no gradient of the variable, which would be memory for nothing
-    }
-}
-
-/// Writes a parameter's values into a tensor, in place.
-struct Refresh<'a> {
-    buffer: &'a Buffer,
-    param: usize,
-}
-
-impl Refresh<'_> {
-    fn copy<T: crate::Element>(&self, to: &mut [T], layout: &Layout) -> candle_core::Result<()> {
-        let range = layout.start_offset()..layout.start_offset() + layout.shape().elem_count();
-        to[range].copy_from_slice(self.buffer.param(self.param).map_err(candle_core::Error::wrap)?);
-        Ok(())
-    }
-}
-
-impl InplaceOp1 for Refresh<'_> {
-    fn name(&self) -> &'static str {
-        "megadp-refresh"
-    }
-
-    fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<()> {
-        match storage {
-            CpuStorage::F32(data) => self.copy(data, layout),
-            CpuStorage::BF16(data) => self.copy(data, layout),
-            CpuStorage::F16(data) => self.copy(data, layout),
-            other => Err(candle_core::Error::msg(format!("a parameter has elements of {:?}", other.dtype()))),
-        }
-    }
-}
-
 struct Weight {
     names: Vec<String>,
     var: Var,
     tensor: Tensor,
-    /// Whether a gradient has come since the last step.
-    arrived: Arc<AtomicBool>,
+    way: Arc<Way>,
+}
+
+impl Weight {
+    fn name(&self) -> &str {
+        &self.names[0]
+    }
 }
 
 const NO_BACKWARD: &str = "candle gives no gradient to what is below an operation that has no backward, and its fused ones have none \
@@ -196,18 +140,22 @@ const NO_BACKWARD: &str = "candle gives no gradient to what is below an operatio
 /// The variables of a model, whose gradients are reduced over the ranks. One thread at a time, as [`Buffer`].
 pub struct DataParallel {
     buffer: Buffer,
-    weights: Vec<Weight>,
+    weights: Arc<Vec<Weight>>,
+    graphs: Graphs,
     failure: Failure,
+    /// How many steps there were, and whether one was taken, not skipped.
+    steps: usize,
     stepped: bool,
 }
 
 impl DataParallel {
-    /// Registers named variables, in the order of forward; the values of rank 0 become those of all ranks. A variable that comes under several
-    /// names is one parameter, with one gradient. f32, bf16 or f16, contiguous, on the CPU. Any [`Sharding`](crate::Sharding) will do. `on` is a
-    /// communicator or a grid. Collective over its ranks, blocking.
+    /// Registers named variables, in the order of forward, the same on all ranks (a `VarMap` has none: sort them); the values of rank 0 become
+    /// those of all ranks, also in the variables. A variable that comes under several names is one parameter, with one gradient. f32, bf16 or
+    /// f16, contiguous, on the CPU. Any [`Sharding`](crate::Sharding) will do. `on` is a communicator or a grid. Collective over its ranks,
+    /// blocking.
     ///
     /// # Errors
-    /// As [`BufferBuilder::register`]; UNSUPPORTED for other variables; those of candle.
+    /// As [`BufferBuilder::register`]; INVALID (a name for two variables); UNSUPPORTED for other variables; those of candle.
     pub fn register<'a, N: Into<String>>(
         on: impl Into<Ranks<'a>>,
         builder: &BufferBuilder,
@@ -227,24 +175,35 @@ impl DataParallel {
         param_group: impl Fn(&str) -> usize,
     ) -> Result<Self> {
         let mut unique: Vec<(Vec<String>, Var)> = Vec::new();
+        let mut given = HashMap::new();
         for (name, var) in vars {
+            let name = name.into();
+            if given.insert(name.clone(), var.id()).is_some_and(|other| other != var.id()) {
+                let text = format!("vars has the name {name:?} for two variables; each needs names of its own");
+                return Err(crate::Error::new(Code::Invalid, text).into());
+            }
             match unique.iter_mut().find(|(_, other)| other.id() == var.id()) {
-                Some((names, _)) => names.push(name.into()),
-                None => unique.push((vec![name.into()], var)),
+                Some((names, _)) => names.push(name),
+                None => unique.push((vec![name], var)),
             }
         }
         let described = |(names, var): &(Vec<String>, Var)| Ok(describe(&names[0], var)?.param_group(param_group(&names[0])));
         let params = unique.iter().map(described).collect::<crate::Result<Vec<_>>>()?;
-        let buffer = builder.register(on, &params)?;
+        let mut buffer = builder.register(on, &params)?;
         let failure = Failure::default();
+        let root = Var::zeros(1, candle_core::DType::F32, &Device::Cpu)?; // candle follows what comes from a variable, this or another
         let mut weights = Vec::new();
         for (param, (names, var)) in unique.into_iter().enumerate() {
-            let arrived = Arc::new(AtomicBool::new(false));
-            let arrival = Arrival { gradients: buffer.gradients(), param, arrived: arrived.clone(), failure: failure.clone() };
-            weights.push(Weight { names, tensor: var.apply_op1(arrival)?, var, arrived });
+            let way = Arc::new(Way::new(buffer.gradients(), param, failure.clone()));
+            let tensor = root.apply_op1(Arrival { way: way.clone(), shape: var.shape().clone(), dtype: var.dtype() })?;
+            weights.push(Weight { names, var, tensor, way });
         }
-        let mut parallel = DataParallel { buffer, weights, failure, stepped: false };
-        parallel.load()?;
+        let weights = Arc::new(weights);
+        let copies = weights.clone();
+        buffer.copies.write = Some(Box::new(move |buffer| write(&copies, buffer).map_err(Error::into_megadp)));
+        let graphs = Graphs::new(&weights);
+        let mut parallel = DataParallel { buffer, weights, graphs, failure, steps: 0, stepped: false };
+        parallel.take_over()?;
         parallel.buffer.broadcast(0)?;
         parallel.refresh()?;
         Ok(parallel)
@@ -265,35 +224,78 @@ impl DataParallel {
         &self.buffer
     }
 
-    /// The same, to begin a microbatch or the step anew.
+    /// The same, to be changed: to begin a microbatch, say. What a checkpoint brings ([`LoadCheckpoint`](crate::LoadCheckpoint)) is in the model's
+    /// tensors and the variables as well, and so are averages while they are in the parameters' place ([`Optimizer::averaged`]); after other
+    /// changes of parameters [`DataParallel::refresh`] is to be called.
     pub fn buffer_mut(&mut self) -> &mut Buffer {
         &mut self.buffer
     }
 
-    /// Runs backward. Gradients of the variables are handed over meanwhile, and buckets that are full are reduced; what candle keeps are the
-    /// gradients of variables that were not registered. Local.
+    /// Runs backward. Gradients of the variables are handed over meanwhile, and buckets that are full are reduced; those of variables that the
+    /// loss uses itself, at its end, which a backward of candle's own does not. What is given back are the gradients of variables that were not
+    /// registered. Local.
     ///
     /// # Errors
-    /// As [`Gradients::put`]; those of candle.
-    pub fn backward(&self, loss: &Tensor) -> Result<candle_core::backprop::GradStore> {
-        loss.backward().map_err(|error| match self.failure.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            Some(failure) => failure.into(),
-            None => error.into(),
-        })
+    /// STATE (since the last step a parameter was written, without [`DataParallel::refresh`]; the loss depends on what was computed from
+    /// parameters before it); as [`Gradients::put`](crate::Gradients::put); those of candle.
+    pub fn backward(&self, loss: &Tensor) -> Result<GradStore> {
+        self.refuse_outdated()?;
+        let nodes = loss.sorted_nodes();
+        self.graphs.refuse_outdated(&nodes, &self.weights, self.stepped)?;
+        let direct = self.graphs.used_directly(&nodes).into_iter().map(|param| &self.weights[param]).collect::<Vec<_>>();
+        direct.iter().for_each(|weight| weight.way.hold());
+        let ran = loss.backward();
+        let parts = direct.iter().map(|weight| weight.way.release()).collect::<Vec<_>>(); // also where it failed
+        let mut kept = ran.map_err(|error| match lock(&self.failure).take() {
+            Some(failure) => Error::Megadp(failure),
+            None => Error::Candle(error),
+        })?;
+        for (weight, part) in direct.into_iter().zip(parts) {
+            let whole = match (part, kept.remove(&weight.var)) {
+                (Some(part), Some(rest)) => Some((part + rest)?),
+                (part, rest) => part.or(rest),
+            };
+            if let Some(grad) = whole {
+                weight.way.put(&grad)??;
+            }
+        }
+        Ok(kept)
+    }
+
+    /// Refuses a step that would undo what the program has written into variables.
+    fn refuse_written(&self) -> crate::Result<()> {
+        let Some(param) = find_different(&self.weights, self.steps) else { return Ok(()) };
+        let text = format!(
+            "variable {:?} was written since the last step, and its parameter was not: call DataParallel::load after writing variables, and \
+             register none that are not trained, such as running means",
+            self.weights[param].name()
+        );
+        Err(crate::Error::new(Code::State, text).about_param(param))
+    }
+
+    fn refuse_outdated(&self) -> crate::Result<()> {
+        if !self.buffer.copies.outdated.get() {
+            return Ok(());
+        }
+        let text = "parameters were written since the last step, and the model's tensors were not: call DataParallel::refresh after writing to \
+                    parameters of the buffer, or stepping in another way than by DataParallel::step";
+        Err(crate::Error::new(Code::State, text))
     }
 
     /// The names of the variables that no [`DataParallel::backward`] of this rank has brought a gradient since the last step, in order of
     /// registration: those that the loss does not depend on, or not in a way that candle can differentiate. Local.
     pub fn without_gradient(&self) -> Vec<&str> {
-        self.weights.iter().filter(|weight| !weight.arrived.load(Ordering::Relaxed)).map(|weight| weight.names[0].as_str()).collect()
+        self.weights.iter().filter(|weight| !weight.way.has_arrived()).map(Weight::name).collect()
     }
 
-    /// Syncs, steps, and writes the new values into the model's tensors, each as soon as it has been gathered. Where variables without a
-    /// gradient are no failure ([`Missing`](crate::Missing)), the first step tells which they are, as a warning ([`log`](crate::log)).
+    /// Syncs, steps, and writes the new values into the model's tensors and the variables, each as soon as it has been gathered. Where variables
+    /// without a gradient are no failure ([`Missing`](crate::Missing)), the first step tells which they are, as a warning ([`log`](crate::log)).
     /// Collective, blocking.
     ///
     /// # Errors
-    /// As [`Buffer::sync`] (the sentence names all variables that got no gradient on this rank) and [`Optimizer::step`]; those of candle.
+    /// As [`Buffer::sync`] (the sentence names all variables that got no gradient on this rank) and [`Optimizer::step`]; STATE (parameters were
+    /// written without [`DataParallel::refresh`], or variables without [`DataParallel::load`]: before the first step this is found whatever was
+    /// written, later at the next one where it was all of a variable, else within some); those of candle.
     pub fn step(&mut self, optimizer: &mut Optimizer, options: &StepOptions) -> Result<StepReport> {
         self.step_by(|buffer| optimizer.start_step(buffer, options))
     }
@@ -321,54 +323,55 @@ impl DataParallel {
     }
 
     fn step_by(&mut self, start: impl FnOnce(&mut Buffer) -> crate::Result<(StepReport, Request)>) -> Result<StepReport> {
+        self.refuse_outdated()?;
+        self.refuse_written()?;
         let without = self.without_gradient().iter().map(|name| format!("{name:?}")).collect::<Vec<_>>();
         let without = (!without.is_empty()).then(|| format!("no gradient came of {}; {NO_BACKWARD}", without.join(", ")));
-        self.weights.iter().for_each(|weight| weight.arrived.store(false, Ordering::Relaxed));
+        self.weights.iter().for_each(|weight| weight.way.begin_step());
         let (report, request) = start(&mut self.buffer).map_err(|mut error| {
             if let (Code::State, Some(_), Some(without)) = (error.code, error.param, &without) {
                 error.text = format!("{}. On this rank {without}", error.text);
             }
             error
         })?;
-        if let (false, Some(without)) = (self.stepped, &without) {
+        if let (0, Some(without)) = (self.steps, &without) {
             crate::log::warn(&format!("in the first step {without}"));
         }
-        self.stepped = true;
+        self.steps += 1;
+        self.stepped |= !report.skipped;
         self.refresh()?;
         request.wait()?;
         Ok(report)
     }
 
-    /// Writes the parameters' values into the model's tensors: for programs that step in another way than by [`DataParallel::step`]. Local.
+    /// Writes the parameters' values into the model's tensors and the variables: for programs that step in another way than by
+    /// [`DataParallel::step`], or write to the buffer. Local.
     ///
     /// # Errors
     /// Those of a lost communicator; those of candle.
     pub fn refresh(&self) -> Result<()> {
-        for (param, weight) in self.weights.iter().enumerate() {
-            self.buffer.wait(param)?;
-            weight.tensor.inplace_op1(&Refresh { buffer: &self.buffer, param })?;
-        }
-        Ok(())
+        write(&self.weights, &self.buffer)
     }
 
-    /// Writes the parameters' values into the variables, say, to save them. Local.
+    /// Writes the parameters' values into the variables, as every step does: the same as [`DataParallel::refresh`]. Local.
     ///
     /// # Errors
-    /// Those of a lost communicator; those of candle.
+    /// As [`DataParallel::refresh`].
     pub fn store(&self) -> Result<()> {
-        for (param, weight) in self.weights.iter().enumerate() {
-            self.buffer.wait(param)?;
-            weight.var.inplace_op1(&Refresh { buffer: &self.buffer, param })?;
-        }
-        Ok(())
+        self.refresh()
     }
 
-    /// Takes the variables' values over as the parameters', alike on all ranks; [`DataParallel::refresh`] brings them into the model's tensors.
-    /// Local.
+    /// Takes the variables' values over as the parameters', alike on all ranks, and as the model's tensors': after a program has written to
+    /// variables. Local.
     ///
     /// # Errors
     /// Those of a lost communicator; those of candle.
     pub fn load(&mut self) -> Result<()> {
+        self.take_over()?;
+        self.refresh()
+    }
+
+    fn take_over(&mut self) -> Result<()> {
         for (param, weight) in self.weights.iter().enumerate() {
             let values = weight.var.flatten_all()?;
             match values.dtype() {

@@ -208,9 +208,11 @@ impl<'a> LoadCheckpoint<'a> {
         }
         let optional = c_string(self.optional.join("\n").as_bytes(), "optional")?;
         let config = sys::mdp_checkpoint_config { optional: optional.as_ptr(), flags: self.flags, ..sys::mdp_checkpoint_config::new() };
+        let buffers = self.parts.iter().map(|(buffer, _)| *buffer).collect::<Vec<_>>();
         // SAFETY: call() hands over a configuration whose handles and arrays are borrowed mutably by this value, so that no slice of them
         // is in use; the patterns live through it.
-        call(&self.directory, self.parts, self.arrays, config, |config, _| check(unsafe { sys::mdp_checkpoint_load(config) }))
+        call(&self.directory, self.parts, self.arrays, config, |config, _| check(unsafe { sys::mdp_checkpoint_load(config) }))?;
+        buffers.into_iter().try_for_each(Buffer::write_copies)
     }
 }
 

@@ -317,7 +317,8 @@ impl Optimizer {
             check(unsafe { sys::mdp_optimizer_swap_average(self.as_raw(), ptr::null_mut(), &mut out) })?;
         }
         // SAFETY: just created, and ours.
-        unsafe { Request::new(out, &self.tree) }?.wait()
+        unsafe { Request::new(out, &self.tree) }?.wait()?;
+        buffer.write_copies()
     }
 
     /// How many steps the parameter has taken part in; not counted are skipped ones, and those for which all ranks had skipped the parameter.
@@ -427,6 +428,7 @@ pub(crate) fn finish(
         buffer.shared.begin(|| check(call(&mut report, &mut out)))?;
     }
     buffer.closed = false;
+    buffer.copies.outdated.set(true);
     // SAFETY: just created, and ours.
     let request = unsafe { Request::new(out, &first.tree) }?;
     let report = StepReport {

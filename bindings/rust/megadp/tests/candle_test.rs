@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The adapter for candle: when gradients leave, and what they are.
 mod ranks;
+mod scripts;
 
 use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Result, Shape, Tensor, Var};
 use megadp::candle::{DataParallel, Error};
