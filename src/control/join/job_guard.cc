@@ -19,7 +19,7 @@
 namespace megadp {
 namespace {
 
-constexpr uint64_t kPatienceNs = 10'000'000'000;  // with a process that holds the name but may be ending
+constexpr uint64_t kHolderNs = 10'000'000'000;  // with a process that holds the name but may be ending
 
 struct Name {
   Fd socket;
@@ -87,7 +87,7 @@ JobGuard::~JobGuard() {
 }
 
 Result<JobGuard> JobGuard::take(const std::string& name, Deadline deadline, const std::function<Status()>& interrupted) {
-  const Deadline patience = Deadline::after_ns(std::min(kPatienceNs, deadline.left_ns()));
+  const Deadline patience = Deadline::after_ns(std::min(kHolderNs, deadline.left_ns()));
   for (;;) {
     const Status held = hold(name);
     if (held.ok()) return JobGuard(name);
