@@ -3,7 +3,7 @@
 foreach(group mirror bootstrap package digits ranks extensions context readme)
   add_test(NAME bindings.julia.${group} COMMAND ${PROJECT_SOURCE_DIR}/bindings/julia/test/run ${group})
   set_tests_properties(bindings.julia.${group} PROPERTIES ENVIRONMENT "${megadp_bindings_environment}" SKIP_RETURN_CODE 77
-                       RESOURCE_LOCK julia COST 50)
+                       RESOURCE_LOCK julia TIMEOUT 900 COST 50)
 endforeach()
 add_test(NAME bindings.julia.hosts COMMAND Python3::Interpreter -B ${CMAKE_CURRENT_SOURCE_DIR}/julia_hosts.py)
 set_tests_properties(bindings.julia.hosts PROPERTIES ENVIRONMENT "${megadp_bindings_environment}" RESOURCE_LOCK julia)
