@@ -1,19 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch.nn.Linear cut over tensor-parallel ranks, by columns or by rows."""
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, TypeVar, Union
+from typing import Any, Dict, Iterable, Optional, Sequence, Tuple, TypeVar, Union
 
 import torch
 from torch.autograd.function import once_differentiable
 
 from ._comm import Comm
 from ._errors import MegaDPError, Status, invalid
-from ._torch_placement import mark
+from ._torch_placement import mark, sum_of_bits
 from ._torch_steps import stream_of
 from .tp import Grad, Placed, TpLinear, region
 
 Self = TypeVar("Self", bound="ParallelLinear")
 Output = Union[torch.Tensor, Tuple[torch.Tensor, Optional[torch.Tensor]]]
-_BITS = {2: torch.int16, 4: torch.int32}
 
 
 class _Product(torch.autograd.Function):
@@ -39,7 +38,28 @@ class _Product(torch.autograd.Function):
         return (*grads, None)
 
 
-class ParallelLinear(torch.nn.Module):
+class Part(torch.nn.Module):
+    """A layer of which this rank has a part: its values in a state_dict say whose they are, and another rank's are refused."""
+
+    _tensor_parallel: Tuple[int, int]  # this rank, and how many there are
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        notes = getattr(destination, "_metadata", {}).get(prefix[:-1])
+        if notes is not None:
+            notes["tensor_parallel"] = self._tensor_parallel
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: Dict[str, Any], *others: Any) -> None:
+        of, own = local_metadata.get("tensor_parallel"), self._tensor_parallel
+        if of is None or tuple(of) == own:
+            super()._load_from_state_dict(state_dict, prefix, local_metadata, *others)
+            return
+        problems = others[-1]
+        problems.append(f"{prefix}weight is the part of rank {of[0]} of {of[1]} tensor-parallel ranks, and this is rank {own[0]} of {own[1]}: each "
+                        "loads what it has saved, or all use save_checkpoint and load_checkpoint, which cut anew")
+
+
+class ParallelLinear(Part):
     """What ColumnParallelLinear and RowParallelLinear have in common. weight and bias are this rank's parts, under the names of
     torch.nn.Linear's."""
 
@@ -129,14 +149,6 @@ class ParallelLinear(torch.nn.Module):
             region(comm, "gather", own.detach().narrow(dim, local, count), whole.detach().narrow(dim, at, count * comm.size), dim=dim,
                    grad="replicated", stream=stream_of(own))
             at, local = at + count * comm.size, local + count
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        note_part(self, destination, prefix)
-
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: Dict[str, Any], *others: Any) -> None:
-        if check_part(self, prefix, local_metadata, others[-1]):
-            super()._load_from_state_dict(state_dict, prefix, local_metadata, *others)
 
     def _tell_placements(self) -> None:
         layer = self._layer(self.weight.dtype)
@@ -230,29 +242,13 @@ def _drawn(in_features: int, out_features: int, bias: bool, device: Any, dtype: 
     return whole
 
 
-def note_part(layer: Any, destination: Any, prefix: str) -> None:
-    """In a state_dict beside its values: whose part they are."""
-    notes = getattr(destination, "_metadata", {}).get(prefix[:-1])
-    if notes is not None:
-        notes["tensor_parallel"] = layer._tensor_parallel
-
-
-def check_part(layer: Any, prefix: str, notes: Dict[str, Any], problems: List[str]) -> bool:
-    part, own = notes.get("tensor_parallel"), layer._tensor_parallel
-    if part is None or tuple(part) == own:
-        return True
-    problems.append(f"{prefix}weight is the part of rank {part[0]} of {part[1]} tensor-parallel ranks, and this is rank {own[0]} of {own[1]}: each loads "
-                    "what it has saved, or all use save_checkpoint and load_checkpoint, which cut anew")
-    return False
-
-
 def check_drawn(values: Sequence[torch.Tensor], comm: Comm, other_way: str) -> None:
     """Refuses what is not the same on all ranks."""
     if comm.size == 1 or values[0].is_meta:
         return
-    bits = _BITS.get(values[0].element_size())
-    if bits is not None:  # other types are refused when the layer is made
-        total = torch.stack([p.detach().view(bits).sum(dtype=torch.int64) for p in values]).sum()
+    sums = [total for total in map(sum_of_bits, values) if total is not None]
+    if sums:
+        total = torch.stack(sums).sum()
         ends = torch.stack([total, -total])
         comm.all_reduce(ends, op="max", stream=stream_of(ends))
         if int(ends[0]) != -int(ends[1]):

@@ -8,7 +8,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from ._comm import Comm
 from ._grid import Grid
-from ._torch_placement import is_partial
+from ._torch_placement import placement_of
 from ._torch_steps import stream_of
 
 
@@ -158,8 +158,11 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
 def join_batch_norms(module: torch.nn.Module, comm: Comm, grid: Optional[Grid]) -> None:
     """torch.nn.SyncBatchNorm in the module becomes ours, in place, over comm; over the grid's tensor-parallel ranks too where these have parts
     of its weight's gradient, and so of what it normalizes."""
-    norms = [part for part in module.modules() if type(part) in (torch.nn.SyncBatchNorm, SyncBatchNorm)]
-    wider = grid.comm("tp-dp-cp") if grid is not None and any(is_partial(part.weight) for part in norms) else comm
-    for part in norms:
-        part.__class__ = SyncBatchNorm
-        part.__dict__["_comm"] = wider if is_partial(part.weight) else comm
+    wider = None
+    for part in module.modules():
+        if type(part) in (torch.nn.SyncBatchNorm, SyncBatchNorm):
+            partial = grid is not None and placement_of(part.weight) == "partial_sum"
+            if grid is not None and partial and wider is None:
+                wider = grid.comm("tp-dp-cp")
+            part.__class__ = SyncBatchNorm
+            part.__dict__["_comm"] = wider if partial else comm

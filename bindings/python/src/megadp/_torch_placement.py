@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """How tensor-parallel ranks hold each parameter of a module: what DataParallel registers it with. And that parameters stay where they are."""
 import warnings
-import zlib
 from itertools import chain
 from operator import is_, methodcaller
-from typing import Any, Dict, Iterator, List, Tuple, Union
+from typing import Any, Dict, Iterator, List, Optional, Tuple, Union
 
-import numpy as np
 import torch
 
 from ._comm import Comm, choice
@@ -17,7 +15,7 @@ from .tp import Placed
 
 _MARK = "_megadp_placement"
 _SAID_OF = "_megadp_placement_said_of"  # how many parameters: of a smaller part of a model it is an exception
-_SAMPLE = 4096                          # elements of a parameter that are compared
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def mark(parameter: torch.Tensor, placed: Placed, said_of: int = 0) -> None:
@@ -27,10 +25,10 @@ def mark(parameter: torch.Tensor, placed: Placed, said_of: int = 0) -> None:
 
 
 def place(what: Union[torch.nn.Module, torch.Tensor], placement: Placement, shard_dim: int = 0, shard_stride: int = 0) -> None:
-    """Says how tensor-parallel ranks hold a parameter, or all of a module's parameters, but for those of which it is said by itself or with a
-    smaller part of the model, before or after (exceptions and the rest come in any order): "replicated" (the same gradient on all), "partial_sum" (the same, but each rank has a part of the gradient: what works on a part of the sequence, such as a LayerNorm
-    between layers with sequence=True), "sharded" along shard_dim, in shard_stride pieces a rank. ColumnParallelLinear,
-    RowParallelLinear and VocabParallelEmbedding say their own. A module buffer is replicated unless a checkpoint is told here that it is
+    """Says how tensor-parallel ranks hold a parameter, or all of a module's parameters: "replicated" (the same gradient on all), "partial_sum" (the
+    same, but each rank has a part of the gradient: what works on a part of the sequence, such as a LayerNorm between layers with
+    sequence=True), "sharded" along shard_dim, in shard_stride pieces a rank. What is said of a smaller part of a model counts before what is
+    said of a larger one, in any order; ColumnParallelLinear, RowParallelLinear and VocabParallelEmbedding say their own. A module buffer is replicated unless a checkpoint is told here that it is
     "sharded" (running statistics of what is cut). Before DataParallel; a copy of a module forgets it. Local.
     Raises MegaDPError: INVALID."""
     choice(placement, "placement", {name: code for name, code in PLACEMENTS.items() if name})
@@ -76,35 +74,40 @@ def registered_with(module: torch.nn.Module, named: List[Tuple[str, torch.nn.Par
     return [known[id(p)]._asdict() if id(p) in known else {} for _, p in named]
 
 
-def is_partial(parameter: Any) -> bool:
-    """Whether tensor-parallel ranks have parts of its gradient."""
+def placement_of(parameter: Any) -> Optional[str]:
     placed = getattr(parameter, _MARK, None)
-    return placed is not None and placed.placement == "partial_sum"
+    return None if placed is None else str(placed.placement)
 
 
-def _print_of(p: torch.Tensor) -> int:
-    """Of its first elements; 0 where they are all one number, as in a bias of zeros."""
-    first = p.detach().flatten()[:_SAMPLE].cpu()
-    return zlib.crc32(first.view(torch.uint8).numpy().tobytes()) + 1 if bool((first != first[:1]).any()) else 0
+def sum_of_bits(values: torch.Tensor) -> Optional[torch.Tensor]:
+    """A number that differs if values do, as good as always. None for types without a sum."""
+    bits = _BITS.get(values.element_size())
+    return None if bits is None else values.detach().view(bits).sum(dtype=torch.int64)
 
 
 def compare_over(comm: Comm, named: List[Tuple[str, torch.nn.Parameter]], frozen: List[Tuple[str, torch.nn.Parameter]]) -> None:
     """Over tensor-parallel ranks: warns of what is cut and has the same numbers on several of them, and refuses what is frozen, whole, and
     not the same. (What is trained, the library compares.) Collective. Raises MegaDPError: INVALID."""
-    cut = {id(p) for _, p in named if getattr(p, _MARK, None) is not None and getattr(p, _MARK).placement == "sharded"}
-    looked_at = [(name, p) for name, p in named if id(p) in cut] + [(name, p) for name, p in frozen if id(p) not in cut]
-    prints = np.array([_print_of(p) for _, p in looked_at] or [0], np.int64)
-    everyones = np.zeros((comm.size, len(prints)), np.int64)
-    comm.all_gather(prints, everyones)
-    for (name, p), of_ranks in zip(looked_at, everyones.T.tolist()):
-        if id(p) not in cut and len(set(of_ranks)) > 1:
-            raise invalid(f"parameter {name!r}, which is frozen, is not the same on all tensor-parallel ranks: begin with the same torch.manual_seed on "
-                          "them, or load the same values")
-        drawn = [each for each in of_ranks if each != 0]
-        if id(p) in cut and len(set(drawn)) < len(drawn):
+    # Nothing of a part that is all one number, such as a bias of zeros: that is no accident.
+    cut = [(name, p) for name, p in named if placement_of(p) == "sharded"]
+    whole = [(name, p) for name, p in frozen if placement_of(p) != "sharded"]
+    sums = [sum_of_bits(p) for _, p in (*cut, *whole)]
+    own = torch.tensor([0 if each is None else int(each) for each in sums] + [int(bool((p != p.flatten()[:1]).any())) for _, p in cut])
+    if not len(own):
+        return
+    every = own.new_empty(comm.size, len(own))
+    comm.all_gather(own, every)
+    of_ranks, varied = every[:, :len(sums)].T.tolist(), every[:, len(sums):].T.tolist()
+    for (name, _), has, varies in zip(cut, of_ranks, varied):
+        drawn = [value for value, matters in zip(has, varies) if matters]
+        if len(set(drawn)) < len(drawn):
             warnings.warn(f"the parts of {name!r} are alike on tensor-parallel ranks, as if the layer had a fraction of its width: draw values by its "
                           "reset_parameters(), make it by from_linear or from_embedding, or draw parts with another seed on each rank "
                           "(Grid.seed(seed, 'tensor'))")
+    for (name, _), has in zip(whole, of_ranks[len(cut):]):
+        if len(set(has)) > 1:
+            raise invalid(f"parameter {name!r}, which is frozen, is not the same on all tensor-parallel ranks: begin with the same torch.manual_seed on "
+                          "them, or load the same values")
 
 
 class Registered:

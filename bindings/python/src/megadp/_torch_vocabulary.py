@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch.nn.Embedding and the cross-entropy of a vocabulary that is cut over tensor-parallel ranks."""
-from typing import Any, Dict, Literal, Optional
+from typing import Any, Literal, Optional
 
 import torch
 from torch.autograd.function import once_differentiable
 
 from ._comm import Comm, choice
 from ._errors import invalid
-from ._torch_linear import Shared, check_drawn, check_part, note_part
+from ._torch_linear import Part, Shared, check_drawn
 from ._torch_placement import mark
 from ._torch_steps import stream_of
 from .tp import CrossEntropy, Embedding, Grad, Placed, region, share_of_others
@@ -52,7 +52,7 @@ class _Losses(torch.autograd.Function):
         return of_logits, None, None
 
 
-class VocabParallelEmbedding(torch.nn.Module):
+class VocabParallelEmbedding(Part):
     """torch.nn.Embedding whose rows are cut over the ranks of comm (a Grid's comm("tp")): weight is this rank's, under torch's name.
 
     ids, integers, are the same on all ranks, and so is the output; `grad` says whether the gradient that comes back is the same on all
@@ -123,14 +123,6 @@ class VocabParallelEmbedding(torch.nn.Module):
         region(self._shared.comm, "gather", self.weight.detach(), whole.weight.detach(), grad="replicated", stream=stream_of(self.weight))
         whole.weight.requires_grad_(self.weight.requires_grad)
         return whole.train(self.training)
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        note_part(self, destination, prefix)
-
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: Dict[str, Any], *others: Any) -> None:
-        if check_part(self, prefix, local_metadata, others[-1]):
-            super()._load_from_state_dict(state_dict, prefix, local_metadata, *others)
 
     def _tell_placements(self) -> None:
         mark(self.weight, Placed("sharded", 0, 1))
