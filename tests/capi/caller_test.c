@@ -118,10 +118,8 @@ static void adamw(const mdp_update* u) {
 static void look_at(caller* who, const mdp_update* u) {
   CHECK(u->struct_size == sizeof *u && u->param < COUNT && u->param != FIXED && u->count > 0 && u->stream == NULL);
   CHECK(u->param_begin + u->count <= (uint64_t)lengths[u->param] && u->state_count == 2);
-  CHECK(u->lr == (group_of[u->param] == 1 ? 0.0625
-                  : who->lr > 0           ? who->lr
-                                          : 0.03125) &&
-        u->beta1 == (group_of[u->param] == 0 ? 0.75 : 0.9));
+  const double lr = who->lr > 0 ? who->lr : 0.03125; /* where its group has none of its own */
+  CHECK(u->lr == (group_of[u->param] == 1 ? 0.0625 : lr) && u->beta1 == (group_of[u->param] == 0 ? 0.75 : 0.9));
   CHECK(u->weight_decay == (group_of[u->param] == 1 ? 0.5 : 0.125) && u->beta2 == 0.999 && u->eps == 1e-8);
   who->seen[u->param] += u->count;
   who->step = u->step;

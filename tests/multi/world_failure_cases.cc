@@ -99,8 +99,7 @@ int be_a_rank(int argc, char** argv) {
   say("joined");
   if (behaviour == "watch") wait_for_failure(**world);
   if (behaviour == "watch a second") {  // of the same name, and the first has left
-    auto second = World::join(launch, 20 * kSecond);
-    world = second;
+    world = World::join(launch, 20 * kSecond);
     if (world.ok()) wait_for_failure(**world);
   }
   if (behaviour == "exchange") exchange_until_it_fails(**world);

@@ -40,7 +40,6 @@ void the_next_job_waits_for_the_end() {
   const std::string job = fresh_job();
   auto earlier = std::make_unique<Pair>(job, "fork without a secret");  // the children live on, with all they have inherited
   earlier->join("the first job");
-  Pair later(job, "leave");
   Pair next(job, "leave without a secret");
   check(next.first.read_line(kSecond).empty(), "the next job has begun beside the first");
   earlier.reset();
@@ -56,12 +55,12 @@ void a_process_and_its_children_may_have_one_name() {
     auto one = World::join(launch, 20 * kSecond);
     if (!check(one.ok(), one.status().text())) return;
     auto other = World::join(launch, 20 * kSecond);
-    check(other.ok(), other.status().text());
+    if (!check(other.ok(), other.status().text())) return;
     one = Status(Code::aborted, "left");
     auto again = World::join(launch, 20 * kSecond);
     check(again.ok(), again.status().text());
     if (rank == 0) Pair(job, "leave without a secret").join("a job of children");
-    (void)(*other)->exchange({0, 1}, "test", "");
+    check((*other)->exchange({0, 1}, "test", "").ok(), "the second communicator works on");
   });
 }
 

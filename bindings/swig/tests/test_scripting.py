@@ -34,14 +34,19 @@ class Language:
     name = ""
     alone = None
 
-    def test_a_signal(self):
-        if self.alone is None:
-            return
+    def built(self):
+        """The folder that the language's module is in."""
         folder = os.path.join(ranks.MADE, self.name)
         try:
             build.build(self.name, folder)
         except build.Missing as missing:
             self.skipTest(str(missing))
+        return folder
+
+    def test_a_signal(self):
+        if self.alone is None:
+            return
+        folder = self.built()
         env = ranks.environment(MEGADP_MODULE=folder, **self.environment(folder))
         ended = ranks.run([*self.command(folder)[:-1], *self.alone], env=env)
         self.assertEqual((ended.stdout, ended.returncode), ("interrupted\n", 0), ended.stderr)
@@ -53,11 +58,7 @@ class Language:
         return {}
 
     def test_one_and_two_ranks(self):
-        folder = os.path.join(ranks.MADE, self.name)
-        try:
-            build.build(self.name, folder)
-        except build.Missing as missing:
-            self.skipTest(str(missing))
+        folder = self.built()
         command = self.command(folder)
         for count in (1, 2):
             with tempfile.TemporaryDirectory() as empty:
@@ -69,11 +70,7 @@ class Language:
 
     def program(self, name, counts, printed, *arguments):
         """What a program prints, on each of so many ranks."""
-        folder = os.path.join(ranks.MADE, self.name)
-        try:
-            build.build(self.name, folder)
-        except build.Missing as missing:
-            self.skipTest(str(missing))
+        folder = self.built()
         for count in counts:
             with tempfile.TemporaryDirectory() as empty:
                 env = ranks.environment(MEGADP_MODULE=folder, MEGADP_CHECKPOINTS=empty, **self.environment(folder))
@@ -82,7 +79,7 @@ class Language:
 
 
 class Lua(Language, unittest.TestCase):
-    """All of these languages have by the same code what its programs are about."""
+    """What its programs are about, the others have by the same code."""
     name = "lua"
 
     def command(self, folder):
@@ -143,11 +140,7 @@ print "interrupted\n" if $@ eq "enough\n" && $came == 2;
 
     def test_undef(self):
         """A method of nothing is an error."""
-        folder = os.path.join(ranks.MADE, self.name)
-        try:
-            build.build(self.name, folder)
-        except build.Missing as missing:
-            self.skipTest(str(missing))
+        folder = self.built()
         ended = ranks.run([*self.command(folder)[:-1], "-e", "use megadp; eval { megadp::Buffer::read(undef, 0) }; print $@"])
         self.assertIn("self of Buffer_read is undef", ended.stdout)
 

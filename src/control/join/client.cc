@@ -69,7 +69,7 @@ class Client {
     // Names of abstract sockets belong to whoever is first: another user is not even spoken to.
     const auto credentials = peer_credentials(socket->get());
     if (credentials && credentials->uid != ::getuid()) {
-      reason_ = text("process ", credentials->pid, " of user ", credentials->uid, " listens at ", request_.endpoint.describe());
+      reason_ = text(describe(*credentials), " listens at ", request_.endpoint.describe());
       return Outcome::again;
     }
     const Deadline answer = Deadline::after_ns(std::min(kAnswerNs, request_.deadline.left_ns()));
@@ -215,7 +215,7 @@ class Client {
     const auto leader = request_.guard.empty() ? std::nullopt : who_listens_at(request_.guard);
     if (!leader) return "";
     return text(
-        "; process ", leader->pid, " of user ", leader->uid,
+        "; ", describe(*leader),
         " is rank 0 of a job of this name and waits for nobody: where two jobs were given the same address and port, ranks of the two "
         "may have met");
   }

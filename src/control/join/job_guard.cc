@@ -100,7 +100,7 @@ Result<JobGuard> JobGuard::take(const std::string& name, Deadline deadline, cons
       if (patience.passed() && !holder) return held;
       if (patience.passed()) {
         return invalid(
-            "process ", holder->pid, " of user ", holder->uid,
+            describe(*holder),
             " is rank 0 of a job of this name already: ranks of the two may have met. Give each job an address or port of its own, "
             "or end the other first");
       }

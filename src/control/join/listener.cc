@@ -58,7 +58,7 @@ void Listener::turn_away(const Pending& pending, const std::string& why) const {
   const int fd = pending.link ? pending.link->fd() : pending.socket.get();
   const SocketAddress end = other_end(fd);
   std::string who = end.host.empty() ? "a stranger" : text(end.host, " (port ", end.port, ")");
-  if (const auto credentials = peer_credentials(fd)) who = text("process ", credentials->pid, " of user ", credentials->uid);
+  if (const auto credentials = peer_credentials(fd)) who = describe(*credentials);
   log(LogLevel::warning, text("refused a connection from ", who, " at ", where_, ": ", why));
 }
 

@@ -84,7 +84,7 @@ class Server {
 
   std::string holder_of_the_name() const {
     const auto holder = request_.endpoint.is_unix() ? who_listens_at(request_.endpoint.unix_name) : std::nullopt;
-    return holder ? text(": process ", holder->pid, " of user ", holder->uid, " listens there") : "";
+    return holder ? text(": ", describe(*holder), " listens there") : "";
   }
 
   Status wait_and_serve() {

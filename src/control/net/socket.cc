@@ -279,6 +279,11 @@ std::optional<PeerCredentials> peer_credentials(int fd) {
   return PeerCredentials{credentials.pid, credentials.uid};
 }
 
+std::string describe(const PeerCredentials& process) {
+  if (process.pid == 0) return text("a process of another container, of user ", process.uid);
+  return text("process ", process.pid, " of user ", process.uid);
+}
+
 std::optional<PeerCredentials> who_listens_at(const std::string& unix_name) {
   const auto socket = connect_unix({unix_name, "", 0});
   return socket.ok() ? peer_credentials(socket->get()) : std::nullopt;

@@ -40,6 +40,7 @@ struct PeerCredentials {
   pid_t pid = 0;  // 0: of another pid namespace
   uid_t uid = 0;
 };
+std::string describe(const PeerCredentials& process);  // "process 71 of user 1000"
 // Of the process that connected, or that listened; nothing on TCP.
 std::optional<PeerCredentials> peer_credentials(int fd);
 // Of the process that listens at an abstract UNIX socket of this name, if there is one.
