@@ -175,6 +175,91 @@ def tied_too_late(grid, tp):
             "'head.weight' is another one of the module's now")
 
 
+class Words(torch.nn.Module):
+    """Every layer and operator of a language model that is cut over ranks, with what torch compiles between them."""
+
+    def __init__(self, tp):
+        super().__init__()
+        torch.manual_seed(0)
+        self.tp = tp
+        self.embedding = VocabParallelEmbedding(16, 8, tp)
+        self.heads, self.out = ColumnParallelLinear(8, 24, tp, blocks=(8, 8, 8)), RowParallelLinear(8, 8, tp, grad="replicated")
+        self.head = ColumnParallelLinear(8, 16, tp, bias=False)
+
+    def forward(self, ids, targets):
+        x = torch.sin(self.embedding(ids))
+        q, k, v = self.heads(x).unflatten(-1, (3, -1)).unbind(-2)
+        x = x + self.out(torch.nn.functional.scaled_dot_product_attention(q, k, v))
+        own = mt.scatter_to_tensor_parallel(x, self.tp, dim=1)
+        x = mt.gather_from_tensor_parallel(torch.tanh(own) * 2, self.tp, dim=1, grad="replicated")
+        return mt.vocab_parallel_cross_entropy(self.head(torch.relu(x)), targets, self.tp)
+
+
+class Pictures(torch.nn.Module):
+    def __init__(self, tp):
+        super().__init__()
+        torch.manual_seed(1)
+        self.tp = tp
+        parts = mt.spatial_parts((8, 8), (tp.size, 1))
+        self.conv = mt.Spatial(torch.nn.Conv2d(1, 4, 3, padding=1), tp, (tp.size, 1), parts)
+        self.norm = torch.nn.SyncBatchNorm(4)
+
+    def forward(self, x):
+        x = torch.relu(self.norm(self.conv(x) + 1)).flatten(2).transpose(1, 2)[:, None]  # [batch, 1 head, this rank's positions, channels]
+        attended = mt.context_parallel_attention(x, torch.sin(x), x * 2, self.tp)
+        return (attended - x).pow(3).mean() + mt.reduce_from_tensor_parallel(x.mean() * 2, self.tp)
+
+
+def compiled(grid, tp):
+    """torch.compile, of the module that is wrapped and of the wrapper: the values, gradients and steps of what is not compiled."""
+    ids = torch.randint(16, (2, 6), generator=torch.Generator().manual_seed(2))
+    for make, given, place in ((Words, (ids, ids.roll(-1, 1)), "replicated"), (Pictures, (draw(3, 2, 1, 8 // tp.size, 8),), "partial_sum")):
+        trained = {}
+        for how in ("eager", "inside", "outside"):
+            torch._dynamo.reset()
+            model = make(tp)
+            mt.place(model, place)
+            called = mt.DataParallel(torch.compile(model, backend="aot_eager") if how == "inside" else model, grid)
+            optimizer = mt.ShardedSGD(called, lr=0.1)
+            if how == "outside":
+                called = torch.compile(called, backend="aot_eager")
+            losses = []
+            for _ in range(3):
+                optimizer.zero_grad()
+                loss = called(*given)
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.detach())
+            model(*given)
+            trained[how] = losses + [p.detach().clone() for p in model.parameters()]
+        assert not torch.equal(trained["eager"][0], trained["eager"][2])
+        for how in ("inside", "outside"):
+            for found, wanted in zip(trained[how], trained["eager"]):
+                torch.testing.assert_close(found, wanted, msg=lambda text, how=how, make=make: f"{make.__name__} {how}: {text}")
+
+
+def wrong_words(grid, tp):
+    """grad="replicated" where each rank goes on with a part of its own, and "copy" of what is not the same."""
+    megadp.tp.set_check_replicated(True)
+    x = draw(0, 2, 8)
+    mine = torch.arange(1.0, 9) * (1 + tp.rank)
+    row = RowParallelLinear.from_linear(linear(0, 8, 8), tp, whole_input=True, grad="replicated")
+    for loss, word in ((lambda: (row(x) * mine).sum(), "grad_output"),
+                       (lambda: (mt.reduce_from_tensor_parallel(x.clone().requires_grad_(), tp) * mine).sum(), "from"),
+                       (lambda: (mt.gather_from_tensor_parallel(x.clone().requires_grad_(), tp, grad="replicated") * draw(tp.rank, 2, 16)).sum(),
+                        "from"),
+                       (lambda: (mt.copy_to_tensor_parallel(x.clone().requires_grad_(), tp, grad="replicated") * mine).sum(), "from")):
+        made = loss()
+        refused(made.backward, f"{word} is not the same on ranks 0 and 1")
+    refused(lambda: mt.copy_to_tensor_parallel(x + tp.rank, tp), "from is not the same on ranks 0 and 1")
+    refused(lambda: VocabParallelEmbedding(8, 4, tp)(torch.tensor([tp.rank])), "ids is not the same on ranks 0 and 1")
+    right = RowParallelLinear.from_linear(linear(0, 8, 8), tp, whole_input=True, grad="partial")
+    (right(x) * mine).sum().backward()
+    megadp.tp.set_check_replicated(False)
+    refused((row(x) * mine).sum().backward, "grad_output is not the same")  # that layer was made to compare
+    mt.copy_to_tensor_parallel(x + tp.rank, tp)
+
+
 if __name__ == "__main__":
     world = megadp.Comm()
     with megadp.Grid(world, tp=2) as cut:

@@ -14,7 +14,7 @@ from jax.experimental import io_callback
 
 from ._comm import Comm
 from ._errors import invalid
-from .tp import CrossEntropy, Embedding, Grad, Placed, Region, Split, TpLinear, region, region_shape, share_of_others
+from .tp import CrossEntropy, Embedding, Grad, Placed, Region, Split, TpLinear, checks_replicated, region, region_shape, share_of_others
 
 Arrays = Tuple[Any, ...]
 
@@ -49,7 +49,7 @@ class ParallelLinear:
 
     def __init__(self, comm: Comm, split: Split, in_features: int, out_features: int, *, bias: bool = True, sequence: bool = False,
                  gather_output: bool = False, whole_input: bool = False, transposed: bool = True, blocks: Sequence[int] = (),
-                 grad: Optional[Grad] = None, dtype: Any = "f32", check_replicated: bool = False) -> None:
+                 grad: Optional[Grad] = None, dtype: Any = "f32", check_replicated: Optional[bool] = None) -> None:
         self._native = TpLinear(comm, split, in_features, out_features, bias=bias, sequence=sequence, gather_output=gather_output,
                                 whole_input=whole_input, transposed=transposed, blocks=blocks, grad=grad, dtype=dtype,
                                 check_replicated=check_replicated)
@@ -109,23 +109,25 @@ def _region(x: Any, comm: Comm, kind: Region, **options: Any) -> Any:
     for name in ("dim", "to_dim"):
         if name in options and options[name] < 0:  # as JAX counts
             options[name] += x.ndim
+    checks = checks_replicated()
     cut: Dict[str, Any] = {name: value for name, value in options.items() if name != "grad"}
 
     def half(values: Any, shape: Tuple[int, ...], backward: bool) -> Any:
         def call(outputs: List[Any], given: List[Any]) -> None:
-            region(comm, kind, given[0], outputs[0], backward=backward, **options)
+            region(comm, kind, given[0], outputs[0], backward=backward, check_replicated=checks, **options)
 
         return _on_host(call, [shape], values.dtype, values)[0]
 
     @jax.custom_vjp
     def apply(values: Any) -> Any:
-        return values if kind == "copy" else half(values, region_shape(comm, kind, values.shape, **cut), False)
+        return values if kind == "copy" and not checks else half(values, region_shape(comm, kind, values.shape, **cut), False)
 
     def forward(values: Any) -> Tuple[Any, None]:
         return apply(values), None
 
     def backward(_: None, grad: Any) -> Tuple[Any]:
-        return (half(grad, x.shape, True) if kind not in ("copy", "reduce") or options["grad"] == "partial" else grad,)
+        is_there = kind in ("copy", "reduce") and options["grad"] == "replicated"
+        return (grad if is_there and not checks else half(grad, x.shape, True),)
 
     apply.defvjp(forward, backward)
     return apply(x)

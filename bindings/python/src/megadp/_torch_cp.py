@@ -13,6 +13,7 @@ from ._cp_blocks import check, check_function, clear, own_ranges, tiles
 from ._dtypes import TRAINED, named
 from ._errors import InvalidError, invalid
 from ._tensor import Tensor
+from ._torch_eager import eager
 from ._torch_linear import _autocast_dtype, _cut
 from ._torch_steps import stream_of
 
@@ -120,6 +121,7 @@ def _plain_attention(scale: Optional[float]) -> cp.Function:
     return attend
 
 
+@eager
 def context_parallel_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, comm: Comm, *, causal: bool = False, form: cp.Form = "auto",
                                bounds: Optional[Sequence[int]] = None, scale: Optional[float] = None,
                                attention: Optional[cp.Function] = None) -> torch.Tensor:

@@ -7,6 +7,7 @@ from torch.autograd.function import once_differentiable
 
 from ._comm import Comm
 from ._errors import MegaDPError, Status, invalid
+from ._torch_eager import eager
 from ._torch_placement import mark, sum_of_bits
 from ._torch_steps import stream_of
 from .tp import Grad, Placed, TpLinear, region
@@ -105,6 +106,7 @@ class ParallelLinear(Part):
         if self.bias is not None:
             self.bias.copy_(self._own(whole.bias, 0) if self._column else whole.bias)
 
+    @eager
     def forward(self, x: torch.Tensor) -> Output:
         """The layer's output; with skip_bias_add a pair of it and the bias. Collective; blocking, and so is its backward.
         Raises MegaDPError: INVALID (shapes, dtypes), those of a lost communicator."""

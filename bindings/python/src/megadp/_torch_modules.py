@@ -8,6 +8,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from ._comm import Comm
 from ._grid import Grid
+from ._torch_eager import eager
 from ._torch_placement import placement_of
 from ._torch_steps import stream_of
 
@@ -130,6 +131,7 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
         found: Comm = self.__dict__["_comm"]
         return found
 
+    @eager
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         comm = self.__dict__.get("_comm")
         if not self.training or comm is None or comm.size == 1 or comm.closed:

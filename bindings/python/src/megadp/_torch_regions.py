@@ -7,8 +7,9 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from ._comm import Comm
+from ._torch_eager import eager
 from ._torch_steps import stream_of
-from .tp import Grad, Region, region, region_shape
+from .tp import Grad, Region, checks_replicated, region, region_shape
 
 
 class _Region(torch.autograd.Function):
@@ -16,7 +17,7 @@ class _Region(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, comm: Comm, kind: Region,  # type: ignore[override, unused-ignore]
                 options: Dict[str, Any]) -> torch.Tensor:
         ctx.comm, ctx.kind, ctx.shape, ctx.options = comm, kind, x.shape, options
-        if kind == "copy":  # it is there
+        if kind == "copy" and not checks_replicated():  # it is there
             return x.view_as(x)
         out = x.new_empty(region_shape(comm, kind, x.shape, **{name: value for name, value in options.items() if name != "grad"}))
         region(comm, kind, x.detach(), out, stream=stream_of(x), **options)
@@ -25,13 +26,14 @@ class _Region(torch.autograd.Function):
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator, unused-ignore]
     def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override, unused-ignore]
-        if ctx.kind in ("copy", "reduce") and ctx.options["grad"] == "replicated":
+        if ctx.kind in ("copy", "reduce") and ctx.options["grad"] == "replicated" and not checks_replicated():
             return grad, None, None, None
         out = grad.new_empty(ctx.shape)
         region(ctx.comm, ctx.kind, grad.detach(), out, backward=True, stream=stream_of(grad), **ctx.options)
         return out, None, None, None
 
 
+@eager
 def _apply(x: torch.Tensor, comm: Comm, kind: Region, **options: Any) -> torch.Tensor:
     for name in ("dim", "to_dim"):
         if name in options and options[name] < 0:  # as torch counts

@@ -8,6 +8,7 @@ from torch.autograd.function import once_differentiable
 from ._comm import Comm
 from ._dtypes import FLOATS, named, one_of
 from ._errors import invalid
+from ._torch_eager import eager
 from ._torch_linear import Shared
 from ._torch_steps import stream_of
 from .halo import ConvPart, Edge, Halo, Widths, conv_split, each
@@ -64,6 +65,7 @@ class _Halos(Shared):
         self._low, self._high, self._edges = (each(value, len(self._grid)) for value in (low, high, edges))
         self._made: Dict[Tuple[Tuple[int, ...], torch.dtype], Halo] = {}
 
+    @eager
     def pad(self, x: torch.Tensor, beyond: float = 0.0) -> torch.Tensor:
         if named(x.dtype) not in FLOATS:
             raise invalid(f"x has dtype {x.dtype}; it {one_of(FLOATS)}")

@@ -7,6 +7,7 @@ from torch.autograd.function import once_differentiable
 
 from ._comm import Comm, choice
 from ._errors import invalid
+from ._torch_eager import eager
 from ._torch_linear import Part, Shared, check_drawn
 from ._torch_placement import mark
 from ._torch_steps import stream_of
@@ -97,6 +98,7 @@ class VocabParallelEmbedding(Part):
         whole = _drawn(self.num_embeddings, self.embedding_dim, self.weight.device, self.weight.dtype, self._shared.comm)
         self.weight.copy_(self._own(whole.weight))
 
+    @eager
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows `ids`. Collective; blocking, and so is its backward. Raises MegaDPError: INVALID (on the CPU an id that is not in the table; on a
         GPU its row is NaN), those of a lost communicator."""
@@ -133,6 +135,7 @@ class VocabParallelEmbedding(Part):
         return f"{self.num_embeddings}, {self.embedding_dim}, rank {rank} of {size}{told}"
 
 
+@eager
 def vocab_parallel_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, comm: Comm, *, ignore_index: int = -100,
                                  label_smoothing: float = 0.0, z_loss: float = 0.0, classes: int = 0,
                                  reduction: Reduction = "mean") -> torch.Tensor:

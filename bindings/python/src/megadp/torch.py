@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """PyTorch: DataParallel, whose parameters and gradients live in the library's memory, and the sharded optimizers.
 
-docs/from-ddp.md says what becomes of scripts written for DistributedDataParallel.
+docs/from-ddp.md says what becomes of scripts written for DistributedDataParallel. torch.compile compiles what lies between the layers and operators that
+communicate, and calls these as they stand (fullgraph=True refuses them).
 """
 import contextlib
 from typing import TYPE_CHECKING, Any, Dict, Iterator, Mapping, NoReturn, Optional, Sequence, Tuple, Union

@@ -18,7 +18,8 @@ from ._library import lib, sized
 from ._params import Placement
 from ._tensor import operand
 
-__all__ = ["CrossEntropy", "Embedding", "Grad", "Placed", "Region", "Split", "TpLinear", "TpSaved", "part_slices", "region", "region_shape"]
+__all__ = ["CrossEntropy", "Embedding", "Grad", "Placed", "Region", "Split", "TpLinear", "TpSaved", "part_slices", "region", "region_shape",
+           "set_check_replicated"]
 
 Region = Literal["copy", "reduce", "scatter", "gather", "reduce_scatter", "exchange"]
 Split = Literal["column", "row"]
@@ -28,6 +29,21 @@ REGIONS = {"copy": _raw.MDP_TP_COPY, "reduce": _raw.MDP_TP_REDUCE, "scatter": _r
 GRADS = {None: _raw.MDP_TP_GRAD_UNSET, "partial": _raw.MDP_TP_GRAD_PARTIAL, "replicated": _raw.MDP_TP_GRAD_REPLICATED}
 SPLITS = {"column": _raw.MDP_TP_COLUMN, "row": _raw.MDP_TP_ROW}
 _INT32, _INT64 = 2**31 - 1, 2**63 - 1
+
+
+_checking = False  # what check_replicated=None says
+
+
+def set_check_replicated(on: bool) -> None:
+    """From now on layers that are made and operators that are called, those of megadp.torch and megadp.jax too, compare over the ranks what should
+    be the same on all of them, or, with False, do so no longer: for debugging, since each comparison is a collective. check_replicated=True or
+    False of one of them counts more. The same on all ranks. Local; for this process."""
+    global _checking
+    _checking = on
+
+
+def checks_replicated(said: Optional[bool] = None) -> bool:
+    return _checking if said is None else said
 
 
 class Placed(NamedTuple):
@@ -40,7 +56,7 @@ class Placed(NamedTuple):
 
 def region(comm: Comm, kind: Region, array: Any, out: Any, *, dim: int = 0, to_dim: int = 0, grad: Optional[Grad] = None,
            parts: Optional[Sequence[int]] = None, to_parts: Optional[Sequence[int]] = None, backward: bool = False,
-           check_replicated: bool = False, stream: int = 0) -> None:
+           check_replicated: Optional[bool] = None, stream: int = 0) -> None:
     """out = what the operator makes of array; with backward=True the gradient of the operator's input, out, from that of its output, array.
 
     kind: "copy" (replicated, the same on), "reduce" (to the sum over ranks, on all), "scatter" (each rank keeps its part), "gather" (all
@@ -48,13 +64,13 @@ def region(comm: Comm, kind: Region, array: Any, out: Any, *, dim: int = 0, to_d
     cut over the ranks, in equal parts or in those of sizes parts[rank]; dimensions count from the outermost, 0. grad: of what comes out
     replicated (copy, reduce, gather) the gradient that comes back is a part on each rank ("partial": they are summed), or the same on
     all ("replicated"); it must be said. Arrays have any strides, and do not overlap. check_replicated=True compares over the ranks what should be
-    the same on all, for debugging. Collective over comm; blocking.
+    the same on all, for debugging; None: as set_check_replicated says. Collective over comm; blocking.
     Raises MegaDPError: INVALID (shapes, sizes that do not divide; an operand that is not replicated, on all ranks), those of a lost
     communicator."""
     cut, to_cut = (None if sizes is None else comm._counts(sizes, name) for sizes, name in ((parts, "parts"), (to_parts, "to_parts")))
     config = sized(_raw.mdp_tp_region_config, region=choice(kind, "kind", REGIONS), grad=choice(grad, "grad", GRADS),
                    dim=whole(dim, "dim", -_INT32, _INT32), to_dim=whole(to_dim, "to_dim", -_INT32, _INT32), parts=cut, to_parts=to_cut,
-                   flags=_raw.MDP_TP_REGION_CHECK_REPLICATED if check_replicated else 0)
+                   flags=_raw.MDP_TP_REGION_CHECK_REPLICATED if checks_replicated(check_replicated) else 0)
     source, _keep_source = operand(array, "array", stream=stream)
     target, _keep_target = operand(out, "out", writable=True, stream=stream)
     comm._tree.run(comm._handle, lib.mdp_tp_region_bwd if backward else lib.mdp_tp_region_fwd, ctypes.byref(config), ctypes.byref(source),
@@ -131,11 +147,11 @@ class TpLinear(Closable):
     def __init__(self, comm: Comm, split: Split, in_features: int, out_features: int, *, bias: bool = False, sequence: bool = False,
                  gather_output: bool = False, whole_input: bool = False, transposed: bool = False, blocks: Sequence[int] = (),
                  grad: Optional[Grad] = None, buffer: Optional[Buffer] = None, weight: Which = 0, bias_param: Which = 0, dtype: Any = "f32",
-                 check_replicated: bool = False) -> None:
+                 check_replicated: Optional[bool] = None) -> None:
         flags = ((_raw.MDP_TP_LINEAR_BIAS if bias else 0) | (_raw.MDP_TP_LINEAR_TRANSPOSED if transposed else 0) |
                  (_raw.MDP_TP_LINEAR_SEQUENCE if sequence else 0) | (_raw.MDP_TP_LINEAR_GATHER_OUTPUT if gather_output else 0) |
                  (_raw.MDP_TP_LINEAR_WHOLE_INPUT if whole_input else 0) |
-                 (_raw.MDP_TP_LINEAR_CHECK_REPLICATED if check_replicated else 0))
+                 (_raw.MDP_TP_LINEAR_CHECK_REPLICATED if checks_replicated(check_replicated) else 0))
         sizes = [whole(block, f"blocks[{i}]", -_INT64, _INT64) for i, block in enumerate(blocks)]
         config = sized(_raw.mdp_tp_linear_config, split=choice(split, "split", SPLITS),
                        in_features=whole(in_features, "in_features", -_INT64, _INT64),
@@ -234,10 +250,10 @@ class Embedding:
     Raises MegaDPError: INVALID.
     """
 
-    def __init__(self, comm: Comm, rows: int, *, grad: Optional[Grad] = None, sequence: bool = False, check_replicated: bool = False) -> None:
+    def __init__(self, comm: Comm, rows: int, *, grad: Optional[Grad] = None, sequence: bool = False, check_replicated: Optional[bool] = None) -> None:
         self._config = sized(_raw.mdp_tp_embedding_config, rows=whole(rows, "rows", -_INT64, _INT64), grad=choice(grad, "grad", GRADS),
                              flags=(_raw.MDP_TP_EMBEDDING_SEQUENCE if sequence else 0) |
-                                   (_raw.MDP_TP_EMBEDDING_CHECK_REPLICATED if check_replicated else 0))
+                                   (_raw.MDP_TP_EMBEDDING_CHECK_REPLICATED if checks_replicated(check_replicated) else 0))
         self._comm, self._sequence = comm, sequence
         self.rows = rows // comm.size  # what does not divide is refused by forward
 
@@ -291,12 +307,12 @@ class CrossEntropy:
     """
 
     def __init__(self, comm: Comm, classes: int = 0, ignore_index: Optional[int] = None, label_smoothing: float = 0.0, z_loss: float = 0.0,
-                 check_replicated: bool = False) -> None:
+                 check_replicated: Optional[bool] = None) -> None:
         ignored = 0 if ignore_index is None else whole(ignore_index, "ignore_index", -_INT64 - 1, _INT64)
         self._config = sized(_raw.mdp_tp_cross_entropy_config, classes=whole(classes, "classes", -_INT64, _INT64), ignore_index=ignored,
                              label_smoothing=label_smoothing, z_loss=z_loss,
                              flags=(0 if ignore_index is None else _raw.MDP_TP_CROSS_ENTROPY_IGNORE) |
-                                   (_raw.MDP_TP_CROSS_ENTROPY_CHECK_REPLICATED if check_replicated else 0))
+                                   (_raw.MDP_TP_CROSS_ENTROPY_CHECK_REPLICATED if checks_replicated(check_replicated) else 0))
         self._comm = comm
 
     def forward(self, logits: Any, targets: Any, losses: Any = None, saved: Any = None, *, stream: int = 0) -> Tuple[Any, Any]:
