@@ -9,7 +9,7 @@
 namespace megadp::host {
 namespace {
 
-constexpr size_t kBlock = 1024;
+constexpr size_t kElementsAtOnce = 1024;
 
 DType state_type(const Update& u, size_t k) {
   const DType type = rule(u.rule).state[k].type;
@@ -26,7 +26,7 @@ class Blocks {
   }
 
   void run() {
-    for (uint64_t begin = 0; begin < u_.count; begin += kBlock) run(begin, std::min<uint64_t>(kBlock, u_.count - begin));
+    for (uint64_t begin = 0; begin < u_.count; begin += kElementsAtOnce) run(begin, std::min<uint64_t>(kElementsAtOnce, u_.count - begin));
   }
 
  private:
@@ -81,9 +81,9 @@ class Blocks {
   const bool draws_;
   uint64_t key_ = 0;
   UpdateFn update_;
-  alignas(64) float master_[kBlock];
-  alignas(64) float state_[kRandomArrays - 1][kBlock];
-  alignas(64) uint32_t random_[2][kBlock];
+  alignas(64) float master_[kElementsAtOnce];
+  alignas(64) float state_[kRandomArrays - 1][kElementsAtOnce];
+  alignas(64) uint32_t random_[2][kElementsAtOnce];
 };
 
 }  // namespace

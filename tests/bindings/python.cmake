@@ -6,3 +6,7 @@ foreach(name ${python_tests})
   add_test(NAME bindings.python.${name} COMMAND Python3::Interpreter -B ${PROJECT_SOURCE_DIR}/bindings/python/tests/run.py ${name})
   set_tests_properties(bindings.python.${name} PROPERTIES ENVIRONMENT "${megadp_bindings_environment}" SKIP_RETURN_CODE 77)
 endforeach()
+# XLA compiles for minutes on a busy machine.
+foreach(name jax jax_cp jax_elementwise jax_tp jax_whole)
+  set_tests_properties(bindings.python.${name} PROPERTIES TIMEOUT 900 COST 40)
+endforeach()
