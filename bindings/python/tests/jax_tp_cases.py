@@ -13,6 +13,7 @@ import numpy as np
 
 import megadp
 import megadp.jax as mj
+from support import refused
 
 FEATURES, HIDDEN, TOKENS, BATCH = 12, 32, 8, 4
 
@@ -67,6 +68,19 @@ def regions(comm):
     out, grad, weights = pulled(lambda x: mj.all_to_all_tensor_parallel(x, comm, 0, -1), part(whole, 0, comm))
     close(out, part(whole, 2, comm))
     close(grad, part(jnp.concatenate([weights] * n, 2), 0, comm))
+    unlike_replicas(comm, whole)
+
+
+def unlike_replicas(comm, whole):
+    """What is said to be the same on all ranks and is not."""
+    reduced = jax.jit(jax.grad(lambda x, factor: (mj.reduce_from_tensor_parallel(x, comm) * factor).sum()))
+    close(reduced(whole, 1.0 + comm.rank), jnp.full(whole.shape, 1.0 + comm.rank))  # wrong, without a word
+    megadp.tp.set_check_replicated(True)
+    checked = jax.jit(jax.grad(lambda x, factor: (mj.reduce_from_tensor_parallel(x, comm) * factor).sum()))
+    for call in (lambda: checked(whole, 1.0 + comm.rank), lambda: mj.copy_to_tensor_parallel(whole + comm.rank, comm)):
+        refused(lambda: jax.block_until_ready(call()), "from is not the same on ranks 0 and 1", Exception)
+    close(checked(whole, 2.0), jnp.full(whole.shape, 2.0))
+    megadp.tp.set_check_replicated(False)
 
 
 def layers(comm):
