@@ -47,16 +47,16 @@ def plant(root, files):
             file.write(text)
 
 
-def check_rules(check, good, bad):
+def check_rules(check, good, bad, beside=()):
     """What is wrong with `check`, which takes a root: a tree that keeps its rules (`good`: path -> text) must not be reported, and each file
-    of `bad`, alone in a tree of its own, must be reported once."""
+    of `bad`, in a tree of its own with nothing but the files `beside` it, must be reported once."""
     failures = []
     with tempfile.TemporaryDirectory() as root:
         plant(root, good)
         failures += [f"a rule that was kept is reported: {problem}" for problem in check(root)[1]]
     for path, text in bad.items():
         with tempfile.TemporaryDirectory() as root:
-            plant(root, {path: text})
+            plant(root, {**dict(beside), path: text})
             if len(problems := check(root)[1]) != 1:
                 shown = text if len(text) < 200 else text[:200] + "..."
                 failures.append(f"{path} with {shown!r} should be reported once, was: {problems}")
