@@ -111,6 +111,7 @@ Status Gradients::became_ready(Bucket& bucket) {
 
 // Whether a gradient of `param` may come now; `call` is the function's name.
 Status Gradients::may_arrive(const char* call, size_t param) const {
+  if (Status usable = arenas_->context().usable(); !usable) return usable;
   const ParamState& state = states_[param];
   const ParamSpec& spec = arenas_->plan().params[param];
   const uint32_t number = arenas_->place(param).bucket;
@@ -209,7 +210,6 @@ Status Gradients::put(size_t param, const StridedArray& grad, bool add, bool mor
   std::unique_lock slot(slot_mutex(param), std::defer_lock);
   if (Status locked = lock_unless_interrupted(slot); !locked) return locked;
   std::unique_lock lock(mutex_);
-  if (Status usable = arenas_->context().usable(); !usable) return usable;
   if (Status may = may_arrive("mdp_grad_put", param); !may) return may;
   if (add && is_pooled()) {
     return unsupported("mdp_grad_put of ", param_label(param, spec.name),
@@ -240,7 +240,6 @@ Status Gradients::ready(size_t param, void* producer) {
     if (Status locked = lock_unless_interrupted(slot); !locked) return locked;
   }
   std::unique_lock lock(mutex_);
-  if (Status usable = arenas_->context().usable(); !usable) return usable;
   ParamState& state = states_[param];
   const bool lent = std::exchange(state.lent, false);
   Status may = may_arrive("mdp_grad_ready", param);
@@ -265,7 +264,6 @@ Status Gradients::ready(size_t param, void* producer) {
 Result<Arenas::View> Gradients::acquire(size_t param, bool* first, void* producer) {
   if (Status status = arenas_->check_param(param); !status) return status;
   std::unique_lock lock(mutex_);
-  if (Status usable = arenas_->context().usable(); !usable) return usable;
   if (Status may = may_arrive("mdp_grad_acquire", param); !may) return may;
   ParamState& state = states_[param];
   auto place = place_for(param, false);
@@ -295,7 +293,6 @@ Status Gradients::release(size_t param) {
 Status Gradients::skip(size_t param) {
   if (Status status = arenas_->check_param(param); !status) return status;
   std::lock_guard lock(mutex_);
-  if (Status usable = arenas_->context().usable(); !usable) return usable;
   if (Status may = may_arrive("mdp_grad_skip", param); !may) return may;
   ParamState& state = states_[param];
   microbatch_touched_ = touched_ = true;
