@@ -127,7 +127,7 @@ func (o OptimizerOptions) raw() shim.OptimizerOptions {
 	give(o.Beta2, o.SetBeta2, raw.SetBeta2)
 	give(o.Momentum, o.SetMomentum, raw.SetMomentum)
 	if o.SomeGroups || o.FirstParamGroup != 0 {
-		raw.SetFirst_param_group(uint(o.FirstParamGroup))
+		raw.SetFirst_param_group(int64(o.FirstParamGroup))
 	}
 	raw.SetEps(o.Eps)
 	raw.SetAverage_decay(o.AverageDecay)
@@ -176,8 +176,7 @@ func (o *Optimizer) SetParamGroup(number int, group ParamGroup) error {
 	return call(o, func(failure shim.Failure) { o.raw.Set_param_group(int64(number), raw, failure) })
 }
 
-// Step takes a step: it syncs where Buffer.Sync was not called, and returns when the norm is known. New parameters are gathered meanwhile,
-// and Read, Buffer.Wait and WaitAll wait for them. Collective.
+// Step takes a step: it syncs where Buffer.Sync was not called, and returns when all parameters are whole. Collective.
 func (o *Optimizer) Step(options StepOptions) (StepReport, error) {
 	rawOptions := options.raw()
 	defer shim.DeleteStepOptions(rawOptions)
@@ -194,8 +193,8 @@ func reportOf(raw shim.StepReport) StepReport {
 		raw.GetUnchecked()}
 }
 
-// StartStep takes a step without a report; the request ends when all parameters are whole. It waits for the sync alone, if that was not
-// called. Collective.
+// StartStep takes a step without a report: it waits for the sync alone, if that was not called, and returns while the step is at work on
+// parameters and gradients. Read, Buffer.Wait and WaitAll wait for parameters; the request ends when all are whole. Collective.
 func (o *Optimizer) StartStep(options StepOptions) (*Request, error) {
 	raw := options.raw()
 	defer shim.DeleteStepOptions(raw)

@@ -98,7 +98,7 @@ func sliceOf[T float32 | byte](lend func(shim.Failure) shim.View, slice func(*Vi
 	return slice(view), nil
 }
 
-// Finish waits until all ranks have updated their pieces, then has parameters rounded and gathered; it returns meanwhile, as Optimizer.Step. If
+// Finish waits until all ranks have updated their pieces, then has parameters rounded and gathered, and returns when all are whole. If
 // a rank has failed it is ErrAborted on all: masters and state may have changed, and steps are ErrState until a checkpoint is loaded or
 // SetSteps is called. ErrState if pieces are left, which is such a failure. Collective.
 func (s *Step) Finish() (StepReport, error) {

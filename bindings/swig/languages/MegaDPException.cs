@@ -10,6 +10,13 @@ namespace MegaDP {
     public readonly long Param;
     public readonly long Operation;
 
+    internal static string Whole(string text, string argument) {
+      if (text != null && text.IndexOf('\0') >= 0) {
+        throw new System.ArgumentException("has a NUL in it, where it would be cut", argument);
+      }
+      return text;
+    }
+
     internal MegaDPException(int code, string name, string text, int rank, int bucket, long param, long operation)
         : base(name + ": " + text) {
       Code = code;

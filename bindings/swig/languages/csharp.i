@@ -30,6 +30,16 @@ extern "C" SWIGEXPORT void SWIGSTDCALL megadp_on_failure(megadp_failure_callback
   if ($1->failed()) megadp_failed($1->code, $1->name(), $1->text, $1->rank, $1->bucket, $1->param, $1->operation);
 }
 
+/* A text crosses as what ends with a NUL: one with a NUL in it would be cut there. */
+%typemap(csin) const std::string& "MegaDPException.Whole($csinput, \"$1_name\")"
+%typemap(out, canthrow=1) std::string %{
+  if ($1.find('\0') != std::string::npos) {
+    megadp_failed(MDP_E_UNSUPPORTED, mdp_status_name(MDP_E_UNSUPPORTED), "these bytes have a NUL among them, where a string would be cut", -1, -1, -1, 0);
+    return 0;
+  }
+  $result = SWIG_csharp_string_callback($1.c_str());
+%}
+
 %typemap(csdispose) megadp::Comm, megadp::Grid, megadp::Buffer, megadp::Optimizer, megadp::Request, megadp::Step, megadp::TpLinear, megadp::TpSaved, megadp::Halo %{
   ~$csclassname() {
     Dispose(false);

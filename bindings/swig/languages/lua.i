@@ -57,6 +57,15 @@ static void megadp_push_failure(lua_State* L, const megadp::Failure& failure) {
     }
   }
 %}
+// SWIG's own takes a number, and makes an empty text of it.
+%typemap(in, checkfn="lua_isstring") const std::string& (std::string text) %{
+  {
+    size_t length = 0;
+    const char* const bytes = lua_tolstring(L, $input, &length);
+    text.assign(bytes, length);
+    $1 = &text;
+  }
+%}
 %typemap(out) long long "lua_pushinteger(L, $1); SWIG_arg++;"
 %typemap(in, checkfn="lua_istable") const std::vector<double>& (std::vector<double> list) %{
   list.resize(lua_rawlen(L, $input));

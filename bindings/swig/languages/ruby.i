@@ -70,6 +70,7 @@ MEGADP_IN_SLICES(Buffer::sync, arg1->sync_slice(*arg2))
 MEGADP_IN_SLICES(Buffer::broadcast, %arg(arg1->broadcast_slice(arg2, *arg3)))
 MEGADP_IN_SLICES(Comm::barrier, arg1->barrier_slice(*arg2))
 MEGADP_IN_SLICES(Request::wait, arg1->wait_slice(*arg2) || arg2->failed())
-%typemap(argout) megadp::Failure& failure {
+// As `freearg`, which comes last: raising jumps over what would free the lists that the call was given.
+%typemap(freearg) megadp::Failure& failure {
   if ($1->failed()) megadp_raise(*$1);
 }

@@ -31,4 +31,11 @@ static int32_t megadp_interrupted(void*) {
     SWIG_fail;
   }
 }
+// NULL is what a call gives where there is nothing (a split with a negative color, the end of a Step), and a null pointer to SWIG.
+%typemap(check) SWIGTYPE *, SWIGTYPE & {
+  if (!$1) {
+    Tcl_SetObjResult(interp, Tcl_NewStringObj("$1_name of $symname is NULL; it must be a $1_basetype", -1));
+    SWIG_fail;
+  }
+}
 MEGADP_WAIT_BETWEEN(if (Tcl_AsyncReady() && Tcl_AsyncInvoke(interp, TCL_OK) != TCL_OK) return TCL_ERROR)

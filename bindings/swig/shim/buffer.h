@@ -141,10 +141,11 @@ class Buffer {
     call(failure, [](auto* buffer) { return mdp_buffer_verify(buffer); });
   }
 
-  /// Views of the library's memory. A gradient means something after sync: all of it with ZERO_0, the owned ranges with ZERO_1; with ZERO_2
-  /// there is none (UNSUPPORTED). Local.
-  View* param(long long param, Failure& failure) const { return view(mdp_buffer_param_view, param, failure); }
-  View* grad(long long param, Failure& failure) const { return view(mdp_buffer_grad_view, param, failure); }
+  /// Views of the library's memory, given once the last step has finished with the parameter. One that is kept over a start_step, of a
+  /// parameter or of its gradient, is not to be read or written before wait(param). A gradient means something after sync: all of it with
+  /// ZERO_0, the owned ranges with ZERO_1; with ZERO_2 there is none (UNSUPPORTED). Local.
+  View* param(long long param, Failure& failure) const { return view_after_step(mdp_buffer_param_view, param, failure); }
+  View* grad(long long param, Failure& failure) const { return view_after_step(mdp_buffer_grad_view, param, failure); }
   /// A view of what this rank owns of a reduced gradient, between sync and the step, F32 with ZERO_2; Range.param_first says where it
   /// begins. It may be written; grads_changed follows. Local.
   View* owned_grad(long long param, Failure& failure) const;
@@ -229,6 +230,7 @@ class Buffer {
   template <class Function>
   View* kept_view(long long param, Failure& failure, Function lend) const;
   View* view(mdp_status (*lend)(mdp_buffer*, size_t, mdp_tensor*), long long param, Failure& failure) const;
+  View* view_after_step(mdp_status (*lend)(mdp_buffer*, size_t, mdp_tensor*), long long param, Failure& failure) const;
   std::vector<mdp_range> ranges(Failure& failure) const;
   std::vector<int32_t> order_of_use(size_t count, Failure& failure) const;
 

@@ -11,7 +11,7 @@ namespace megadp {
 
 inline Buffer* Buffer::registered(mdp_comm* comm, mdp_grid* grid, const Params& params, const BufferOptions& options, Failure& failure) {
   mdp_buffer_config config;
-  if (failure.failed() || !options.describe(&config, failure)) return nullptr;
+  if (failure.failed() || !options.describe(&config, failure) || !params.have_names(failure)) return nullptr;
   const std::vector<mdp_param> list = params.describe();
   mdp_buffer* buffer = nullptr;
   if (!failure.take(mdp_buffer_register(comm, grid, &config, list.data(), list.size(), &buffer))) return nullptr;
@@ -176,6 +176,17 @@ inline View* Buffer::view(mdp_status (*lend)(mdp_buffer*, size_t, mdp_tensor*), 
   });
 }
 
+// A step that was started still works on parameters and gradients. Where the communicator is lost, views are given all the same, to save
+// what is left; what an interpreter's handler ended is not for this to hide.
+inline View* Buffer::view_after_step(mdp_status (*lend)(mdp_buffer*, size_t, mdp_tensor*), long long param, Failure& failure) const {
+  std::unique_ptr<View> found(view(lend, param, failure));
+  const auto buffer = found ? buffer_->use(failure) : nullptr;
+  if (!buffer) return nullptr;
+  const mdp_status waited = mdp_param_wait(buffer.get(), static_cast<size_t>(param), nullptr);
+  if (waited == MDP_E_ABORTED && interrupted_in_language() != nullptr) failure.take(waited);
+  return failure.failed() ? nullptr : found.release();
+}
+
 // A view of memory that DLPack does not lend: a gradient's, in the pool or outside of it, or sums. The parameter's lease keeps it, as that
 // keeps all of the buffer. lend(buffer, param, view) makes the parameter's view one of that memory.
 template <class Function>
@@ -329,7 +340,7 @@ inline std::vector<double> Buffer::read(long long param, Failure& failure) {
   return guarded(failure, [&] {
     std::vector<double> values(static_cast<size_t>(elements(param, failure)));
     if (!failure.failed()) read(param, DType::F64, reinterpret_cast<unsigned char*>(values.data()), byte_count(values), failure);
-    return values;
+    return failure.failed() ? std::vector<double>() : values;
   });
 }
 
@@ -355,7 +366,7 @@ inline void Buffer::scale_grads_of(double factor, const std::vector<double>& par
 
 inline std::vector<double> Buffer::use_order(Failure& failure) const {
   const std::vector<int32_t> found = order_of_use(shapes_.size(), failure);
-  return std::vector<double>(found.begin(), found.end());
+  return failure.failed() ? std::vector<double>() : std::vector<double>(found.begin(), found.end());
 }
 
 #endif

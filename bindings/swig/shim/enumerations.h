@@ -154,6 +154,6 @@ enum class BucketState {
 typedef double Given;
 typedef int GivenDevice;
 typedef long long GivenClass;
-typedef unsigned GivenGroup;
+typedef long long GivenGroup;  // of 64 bits, since several languages cut what does not fit
 
 }  // namespace megadp

@@ -112,6 +112,13 @@ auto guarded(Failure& failure, Work work) -> decltype(work()) {
   return decltype(work())();
 }
 
+// A text that C reads up to its first NUL.
+inline bool without_nul(const char* argument, const std::string& text, Failure& failure) {
+  const bool whole = text.find('\0') == std::string::npos;
+  if (!whole) failure.refuse(MDP_E_INVALID, "%s is '%s' and more after a NUL, which it cannot hold", argument, text.c_str());
+  return whole;
+}
+
 // A number of elements, parameters or bytes from a language that has signed integers only.
 inline bool not_negative(const char* argument, long long value, Failure& failure) {
   if (value < 0) failure.refuse(MDP_E_INVALID, "%s must be 0 or more, not %lld", argument, value);

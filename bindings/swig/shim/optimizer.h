@@ -143,20 +143,19 @@ class Optimizer {
     });
   }
 
-  /// Takes a step: syncs where Buffer.sync was not called, and returns when the norm is known. New parameters are gathered meanwhile, and
-  /// Buffer.wait or wait_all waits for them. Collective.
+  /// Takes a step: syncs where Buffer.sync was not called, and returns when all parameters are whole. Collective.
   StepReport step(const StepOptions& options, Failure& failure) {
     const mdp_step_config config = options.config();
     mdp_step_report report{};
     report.struct_size = sizeof report;
-    mdp_request* request = nullptr;
     const auto optimizer = optimizer_->use_collectively(failure);
     if (optimizer) leases_->end_all();
-    if (optimizer && failure.take(mdp_optimizer_step(optimizer.get(), &config, &report, &request))) mdp_request_free(request);
+    if (optimizer) failure.take(mdp_optimizer_step(optimizer.get(), &config, &report, nullptr));
     return StepReport::of(report);
   }
 
-  /// The same without a report: waits for the sync alone, if it must sync; the request ends when all parameters are whole. Collective.
+  /// The same without a report: waits for the sync alone, if it must sync, and returns while the step is at work on parameters and
+  /// gradients. Buffer.wait waits for one parameter, Buffer.wait_all for all, and the request ends when all are whole. Collective.
   Request* start_step(const StepOptions& options, Failure& failure) {
     return guarded(failure, [&]() -> Request* {
       const mdp_step_config config = options.config();
@@ -195,7 +194,7 @@ class Optimizer {
       const auto optimizer = optimizer_->use(failure);
       mdp_tensor tensor{};
       tensor.struct_size = sizeof tensor;
-      if (!optimizer || !not_negative("param", param, failure)) return nullptr;
+      if (!optimizer || !not_negative("param", param, failure) || !without_nul("name", name, failure)) return nullptr;
       if (!failure.take(mdp_optimizer_state(optimizer.get(), static_cast<size_t>(param), name.c_str(), &tensor))) return nullptr;
       return new View(tensor, optimizer);
     });

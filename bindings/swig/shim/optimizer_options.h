@@ -87,6 +87,10 @@ struct OptimizerOptions {
   };
   // Of a buffer with so many parameters; *config points into *described, and to this.
   bool describe(long long params, Described* described, mdp_optimizer_config* config, Failure& failure) const {
+    if (first_param_group < 0 || first_param_group > INT32_MAX) {
+      failure.refuse(MDP_E_INVALID, "first_param_group must be 0 to %d, not %lld", INT32_MAX, static_cast<long long>(first_param_group));
+      return false;
+    }
     for (const ParamGroup& group : groups_) described->groups.push_back(group.config());
     for (const std::string& name : state_) {
       if (!is_name("state", name, failure)) return false;
@@ -134,7 +138,7 @@ struct OptimizerOptions {
     config.max_grad_norm = max_grad_norm;
     config.max_grad_value = max_grad_value;
     config.norm = static_cast<mdp_norm>(norm);
-    config.first_param_group = first_param_group;
+    config.first_param_group = static_cast<uint32_t>(first_param_group);
     config.average_decay = average_decay;
     config.flags = (set_lr ? MDP_OPTIMIZER_SET_LR : 0) | (set_beta1 ? MDP_OPTIMIZER_SET_BETA1 : 0) |
                    (set_beta2 ? MDP_OPTIMIZER_SET_BETA2 : 0) | (set_momentum ? MDP_OPTIMIZER_SET_MOMENTUM : 0) |

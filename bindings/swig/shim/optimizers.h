@@ -18,10 +18,7 @@ class Optimizers {
   StepReport step_many(const StepOptions& options, Failure& failure) const {
     mdp_step_report report{};
     report.struct_size = sizeof report;
-    guarded(failure, [&] {
-      mdp_request* request = nullptr;
-      if (start(options, &report, &request, failure)) mdp_request_free(request);
-    });
+    guarded(failure, [&] { start(options, &report, nullptr, failure); });
     return StepReport::of(report);
   }
 

@@ -72,6 +72,12 @@ class Params {
   const std::vector<Param>& list() const {
     return params_;
   }
+  bool have_names(Failure& failure) const {
+    for (const Param& param : params_) {
+      if (!without_nul("a parameter's name", param.name(), failure) || !without_nul("a parameter's tie", param.tie, failure)) return false;
+    }
+    return true;
+  }
   std::vector<mdp_param> describe() const {
     std::vector<mdp_param> described;
     for (const Param& param : params_) described.push_back(param.describe());

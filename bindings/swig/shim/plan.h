@@ -36,7 +36,7 @@ class Plan {
                         const mdp_optimizer_config* optimizer, Failure& failure) {
     const mdp_grid_config cut = grid.config();
     mdp_buffer_config config;
-    if (!options.describe(&config, failure)) return std::string();
+    if (!options.describe(&config, failure) || !params.have_names(failure)) return std::string();
     return guarded(failure, [&] {
       const std::vector<mdp_param> list = params.describe();
       return Library::text(failure, [&](char* json, size_t capacity, size_t* needed) {

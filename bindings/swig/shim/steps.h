@@ -163,7 +163,7 @@ class Step {
     });
   }
 
-  /// When all ranks have updated their pieces parameters are rounded and gathered; returns meanwhile, as Optimizer.step. If a rank has
+  /// When all ranks have updated their pieces parameters are rounded and gathered; returns when all are whole. If a rank has
   /// failed, all fail with ABORTED: masters and state may have changed, and steps fail with STATE until a checkpoint is loaded or
   /// Optimizer.set_steps is called. STATE if pieces are left, which is such a failure. Collective.
   StepReport finish(Failure& failure) { return end(0, failure); }
@@ -215,8 +215,7 @@ class Step {
     if (!is_open(failure)) return StepReport();
     open_ = false;
     end_lease();
-    mdp_request* request = nullptr;
-    if (failure.take(mdp_optimizer_step_finish(optimizers_->front().get(), failed, &report, &request))) mdp_request_free(request);
+    failure.take(mdp_optimizer_step_finish(optimizers_->front().get(), failed, &report, nullptr));
     optimizers_.reset();
     return StepReport::of(report);
   }

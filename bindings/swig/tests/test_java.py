@@ -71,6 +71,9 @@ class Java(unittest.TestCase):
     def test_pooled_gradients(self):
         self.assertEqual(self.case("pooledGradients", 2), ["done"] * 2)
 
+    def test_views_after_step(self):
+        self.assertEqual(self.case("viewsAfterStep", 2), ["done"] * 2)
+
     def test_lent_gradient(self):
         self.assertEqual(self.case("lentGradient"), ["done"])
 

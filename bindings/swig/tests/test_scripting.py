@@ -144,12 +144,26 @@ print "interrupted\n" if $@ eq "enough\n" && $came == 2;
         ended = ranks.run([*self.command(folder)[:-1], "-e", "use megadp; eval { megadp::Buffer::read(undef, 0) }; print $@"])
         self.assertIn("self of Buffer_read is undef", ended.stdout)
 
+    def test_lists(self):
+        """What is no list of numbers is an error, and lists of calls that fail are freed."""
+        self.program("arguments.pl", [1], "refused\n")
+
 
 class Tcl(Language, unittest.TestCase):
     name = "tcl"
 
     def command(self, folder):
         return ["tclsh", os.path.join(PROGRAMS, "smoke.tcl")]
+
+    def test_null(self):
+        """Nothing, as a split gives it, is no object and no list."""
+        folder = self.built()
+        program = '''load [file join $env(MEGADP_MODULE) megadp.so] Megadp
+set comm [megadp::Comm_create [megadp::CommOptions options]]
+foreach call {{megadp::Comm_rank [megadp::Comm_split $comm -1 0]} {megadp::Comm_all_reduce $comm NULL 0}} { puts [catch $call said]\\ $said }'''
+        ended = ranks.run(["tclsh"], input=program, env=ranks.environment(MEGADP_MODULE=folder))
+        self.assertEqual(ended.stdout, "1 self of Comm_rank is NULL; it must be a megadp::Comm\n"
+                         "1 values of Comm_all_reduce is NULL; it must be a std::vector< double >\n", ended.stderr)
 
 
 class Csharp(Language, unittest.TestCase):
@@ -162,6 +176,27 @@ class Csharp(Language, unittest.TestCase):
 
     def environment(self, folder):
         return {"LD_LIBRARY_PATH": folder}
+
+    def test_text(self):
+        """A string with a NUL in it is an error, and is not cut there."""
+        folder = self.built()
+        program = os.path.join(folder, "Text.exe")
+        with tempfile.TemporaryDirectory() as empty:
+            source = os.path.join(empty, "Text.cs")
+            with open(source, "w", encoding="utf-8") as file:
+                file.write('''class Text {
+  static void Main() {
+    try {
+      new MegaDP.CheckpointOptions().RankData = "a\\0b";
+      System.Console.WriteLine("taken");
+    } catch (System.ArgumentException error) {
+      System.Console.WriteLine(error.ParamName);
+    }
+  }
+}''')
+            build.run("mcs", "-out:" + program, "-r:" + os.path.join(folder, "MegaDP.dll"), source)
+        ended = ranks.run(["mono", program], env=ranks.environment(**self.environment(folder)))
+        self.assertEqual(ended.stdout, "rank_data\n", ended.stderr)
 
 
 class R(Language, unittest.TestCase):

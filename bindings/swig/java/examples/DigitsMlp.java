@@ -155,7 +155,7 @@ public final class DigitsMlp {
           rows[k] = (BATCH * t + BATCH * rank / ranks + k) % model.digits.length;
         }
         double[] loss = {model.trainStep(buffer, rows)};
-        optimizer.step(); // ends backward; parameters are gathered while the next forward begins
+        optimizer.step(); // ends backward, updates the parameters and gathers them
         comm.allReduce(loss, Op.AVG);
         if (rank == 0) {
           System.out.printf(java.util.Locale.ROOT, "%.9f%n", loss[0]);

@@ -96,6 +96,9 @@ public final class Failures {
       fails(Status.E_INVALID, () -> comm.broadcast(DType.F32, memory(8).slice(), 0), "a slice or duplicate needs that anew");
       fails(Status.E_INVALID, () -> comm.broadcast(DType.F32, memory(7), 0), "7 bytes");
       fails(Status.E_INVALID, () -> comm.broadcast(DType.SAME, memory(8), 0), "dtype");
+      fails(Status.E_INVALID, () -> Param.of("w\ud83d"), "name", "surrogate");
+      fails(Status.E_INVALID, () -> new CheckpointOptions().setRankData("\ude80"), "rank_data", "surrogate");
+      fails(Status.E_INVALID, () -> Buffer.create(comm, Params.of(Param.of("a\0b"))), "name", "NUL");
       badStep(comm);
     }
   }
@@ -109,8 +112,14 @@ public final class Failures {
       OptimizerOptions options = new OptimizerOptions();
       options.setLr(-1);
       fails(Status.E_INVALID, () -> Optimizer.create(buffer, options), "lr");
+      for (long group : new long[] {1L << 32, -1}) {
+        OptimizerOptions beyond = new OptimizerOptions();
+        beyond.setFirstParamGroup(group);
+        fails(Status.E_INVALID, () -> Optimizer.create(buffer, beyond), "first_param_group", "" + group);
+      }
       try (Optimizer optimizer = Optimizer.create(buffer, new OptimizerOptions())) {
         fails(Status.E_INVALID, () -> optimizer.state(0, "momentum"), "name");
+        fails(Status.E_INVALID, () -> optimizer.state(0, "exp_avg\0x"), "name", "NUL");
         StepOptions elsewhere = new StepOptions();
         elsewhere.setStream(8);
         fails(Status.E_INVALID, () -> optimizer.step(elsewhere), "stream");
@@ -343,6 +352,54 @@ public final class Failures {
       check(buffer.stats().getSpillPeakBytes() >= 0, "bytes outside the pool");
     }
     return found.toString();
+  }
+
+  /** With two ranks: after a step views are of what it leaves, also those that are kept; after one that goes on, those that are asked for. */
+  static void viewsAfterStep() throws Exception {
+    int count = 1 << 21;
+    OptimizerOptions sgd = new OptimizerOptions();
+    sgd.setRule(Rule.SGD);
+    sgd.setLr(1);
+    for (boolean kept : new boolean[] {false, true}) {
+      for (Sharding sharding : new Sharding[] {Sharding.ZERO_0, Sharding.ZERO_1}) {
+        BufferOptions options = new BufferOptions();
+        options.setSharding(sharding);
+        try (Comm comm = Comm.create();
+            Buffer buffer = Buffer.create(comm, Params.of(Param.of("w", count)), options);
+            Optimizer optimizer = Optimizer.create(buffer, sgd)) {
+          viewsOfSteps(buffer, optimizer, count, kept);
+        }
+      }
+    }
+  }
+
+  private static void viewsOfSteps(Buffer buffer, Optimizer optimizer, int count, boolean kept) {
+    FloatBuffer gradient = buffer.grad(0).asFloatBuffer();
+    FloatBuffer values = buffer.param(0).asFloatBuffer();
+    float[] grad = new float[count];
+    float sum = 0;
+    for (int step = 1; step <= 10; step++) {
+      Arrays.fill(grad, -step);
+      sum += step;
+      (kept ? gradient.duplicate() : buffer.grad(0).asFloatBuffer()).put(grad);
+      buffer.ready(0);
+      if (kept) {
+        optimizer.step();
+      } else {
+        optimizer.startStep(new StepOptions()).close();
+      }
+      if (step % 2 == 0) {
+        FloatBuffer now = kept ? values : buffer.param(0).asFloatBuffer();
+        for (int i = 0; i < count; i += 512) {
+          check(now.get(i) == sum, "element " + i + " is " + now.get(i) + " after " + step + " steps, not " + sum);
+        }
+      }
+    }
+    float[] found = new float[count];
+    buffer.read(0, found);
+    for (float value : found) {
+      check(value == sum, "an element is " + value + ", not " + sum);
+    }
   }
 
   /** What is lent, and what is refused meanwhile and after it was given back. */

@@ -24,6 +24,18 @@ for _, none in ipairs({0.9, 0 / 0, 2 ^ 64}) do
 end
 refused("root of Comm_broadcast is 4294967296; it must be a whole number of 32 bits", function() comm:broadcast({1}, 1 << 32) end)
 refused("self of Buffer_read is nil", function() buffer.read(nil, 0) end)
+local options = megadp.OptimizerOptions()
+for _, none in ipairs({1.5, 2 ^ 64}) do
+  refused("whole number of 64 bits", function() options.first_param_group = none end)
+end
+options.first_param_group = 1 << 32
+refused("first_param_group must be 0 to 2147483647, not 4294967296", function() megadp.Optimizer.create(buffer, options) end)
+assert(megadp.Param(12.5):name() == "12.5") -- a number as text, as elsewhere in Lua
+refused("more after a NUL", function()
+  local cut = megadp.Params()
+  cut:add(megadp.Param("v\0w"))
+  megadp.Buffer.create(comm, cut, megadp.BufferOptions())
+end)
 buffer:write(0.0, {4, 5, 6.5})
 assert(table.concat(buffer:read(0), " ") == "4.0 5.0 6.5")
 local optimizer = megadp.Optimizer.create(buffer, megadp.OptimizerOptions())

@@ -192,7 +192,7 @@ func train(m *model, comm *megadp.Comm) error {
 		if err != nil {
 			return err
 		}
-		if _, err := optimizer.Step(megadp.StepOptions{}); err != nil { // parameters are gathered while the next forward begins
+		if _, err := optimizer.Step(megadp.StepOptions{}); err != nil { // ends backward, updates the parameters and gathers them
 			return err
 		}
 		mean := []float64{loss}

@@ -3,7 +3,10 @@ package megadp;
 
 import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
+import java.nio.CharBuffer;
+import java.nio.charset.CharacterCodingException;
 import java.nio.charset.StandardCharsets;
+import java.util.Arrays;
 
 /** What the generated classes do in Java: checks of arguments that have no address, and arrays by way of direct memory. */
 final class Direct {
@@ -42,11 +45,23 @@ final class Direct {
     if (text == null) {
       throw MegaDPException.invalid(argument + " must be a String, not null");
     }
-    return text.getBytes(StandardCharsets.UTF_8);
+    try { // getBytes would put '?' in the place of half a surrogate pair
+      ByteBuffer bytes = StandardCharsets.UTF_8.newEncoder().encode(CharBuffer.wrap(text));
+      return Arrays.copyOf(bytes.array(), bytes.limit());
+    } catch (CharacterCodingException error) {
+      throw MegaDPException.invalid(argument + " has half of a surrogate pair in it, which is no text; Base64 makes text of any bytes");
+    }
   }
 
   static String text(byte[] utf8) {
-    return utf8 == null ? "" : new String(utf8, StandardCharsets.UTF_8);
+    if (utf8 == null) {
+      return "";
+    }
+    try {
+      return StandardCharsets.UTF_8.newDecoder().decode(ByteBuffer.wrap(utf8)).toString();
+    } catch (CharacterCodingException error) {
+      throw MegaDPException.invalid("these " + utf8.length + " bytes are no text in UTF-8, so that no String can hold them");
+    }
   }
 
   static long elementSize(DType dtype) {
