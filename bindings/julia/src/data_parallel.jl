@@ -8,8 +8,8 @@
 Takes over the parameters of a model: all floating-point arrays (Float32, Float16, BFloat16) of nested tuples and named tuples, such as Lux's
 `ps`, and with Functors.jl loaded of structs, such as Flux's layers; with Optimisers.jl loaded only what is `trainable`. Rank 0's values
 are given to all ranks. `dp.model` is the same model with arrays that are memory of the library; use it from here on. `deepcopy(dp.model)` is a
-copy in ordinary arrays, to evaluate, say. An array that stands at several places, also as its `transpose` or `adjoint`, stays one parameter; other
-arrays that share memory are refused.
+copy in ordinary arrays, to evaluate, say. An array that stands at several places, also as its `transpose` or `adjoint`, stays one parameter, and
+the same array where it is not trained; other arrays that share memory are refused.
 
     for batch in data
         grads = gradient(model -> loss(model, batch), dp.model)[1]
@@ -60,7 +60,10 @@ function DataParallel(over::Union{Comm,Grid}, model; async = false, use_order = 
         views = AbstractArray[param_view(buffer, i) for i in eachindex(arrays)]
         optimizer = Optimizer(buffer; pick(true)...)
         numbers = Dict{Any,Int}(path => i for (i, paths) in enumerate(places) for path in paths)
-        own = map_leaves((leaf, path, _) -> haskey(numbers, path) ? views[numbers[path]] : leaf, model)
+        # An array that stands where nothing is trained too stays tied there.
+        tied = IdDict{Any,Int}(array => i for (i, array) in enumerate(arrays) if !isbits(array))
+        number(leaf, path) = get(numbers, path, isbits(leaf) ? 0 : get(tied, leaf, 0))
+        own = map_leaves((leaf, path, _) -> (i = number(leaf, path); i > 0 ? views[i] : leaf), model)
         dp = DataParallel(own, buffer, optimizer, views, places, zeros(Int, length(arrays)), zeros(Int, length(arrays)),
                           Any[nothing for _ in arrays], ReentrantLock(), async, nothing)
         remember(dp)

@@ -7,9 +7,10 @@
 Gives all ranks what rank `root` has: arrays in place, numbers and ranges (and other arrays that cannot be written) in the tree that is returned;
 tuples, named tuples, arrays of these, and with Functors.jl structs. What is neither an array nor a number is left as it is. Collective over
 `comm`, with trees of one shape; waits in slices of 50 ms. Throws as [`bcast!`](@ref); `:INVALID` for a Dict that has arrays or numbers, and for
-numbers that are not of a fixed size (BigInt, BigFloat), naming the place.
+numbers that are not of a fixed size (BigInt, BigFloat), naming the place, and for a tree of structs in which nothing can be seen.
 """
 function synchronize!!(comm::Comm, tree; root = 0)
+    refuse_unseen(tree, holds(leaf -> leaf isa Reduced, tree))
     return map_leaves((leaf, path, _) -> synchronize_leaf(comm, without_dicts(leaf, path), path, root), tree)
 end
 
@@ -47,7 +48,7 @@ Reduces all arrays and numbers of a nested gradient over the ranks, one operatio
 `Optimisers.update!` for those who keep their optimizer. Dense arrays, and transposes of such, are written in place; for lazy ones and ranges, and
 for numbers, the tree that is returned has new ones, so that `loss = allreduce!(comm, loss)` is the mean of all ranks' losses. `nothing` stays.
 Collective over `comm`, with trees of one shape; waits in slices of 50 ms. Throws as `allreduce!` of an array; `:INVALID` for a Dict that has
-arrays or numbers, and for a type of numbers that cannot be reduced (integers by `avg` too), naming the place.
+arrays or numbers, and for a type of numbers that cannot be reduced (integers by `avg` too), naming the place, and as `synchronize!!` for structs.
 """
 function allreduce!(comm::Comm, tree, op = avg)
     leaves, places, known = Any[], Int[], IdDict{Any,Int}()
@@ -60,6 +61,7 @@ function allreduce!(comm::Comm, tree, op = avg)
         push!(places, isbits(leaf) ? length(leaves) : get!(known, leaf, length(leaves)))
         return leaf
     end
+    refuse_unseen(tree, !isempty(leaves))
     reduced = Vector{Any}(undef, length(leaves))
     for type in sort!(unique(map(eltype, leaves)); by = string)  # one order on all ranks
         alike = filter(i -> eltype(leaves[i]) == type, eachindex(leaves))

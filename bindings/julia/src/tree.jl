@@ -45,6 +45,13 @@ function without_dicts(leaf, path, things = Reduced)
     throw(invalid("$(leaf_at(path)) is a $(nameof(typeof(leaf))) with $(things == Reduced ? "arrays or numbers" : "arrays"); it must be a NamedTuple or a Tuple"))
 end
 
+"Refuses a tree in which no array and no number was seen, but structs were, which would be passed over."
+function refuse_unseen(tree, seen)
+    !seen && struct_parts[] === struct_parts_of_none && holds(has_fields, tree) || return nothing
+    throw(invalid("no array or number can be seen in the tree, a $(nameof(typeof(tree))); structs can be with Functors.jl loaded"))
+end
+has_fields(leaf) = !(leaf isa Union{Number,AbstractArray,AbstractString,Symbol,Function,Type,AbstractDict}) && fieldcount(typeof(leaf)) > 0
+
 "What stands at one name or number of a gradient, `nothing` where it has nothing there. Extensions add types of their own."
 child(tree::NamedTuple, key) = key isa Symbol && haskey(tree, key) ? tree[key] : nothing
 child(tree::Union{Tuple,AbstractArray}, key) = key isa Integer && checkbounds_of(tree, key) ? tree[key] : nothing

@@ -3,7 +3,11 @@
 include("standins.jl")
 const world_of_one = Comm()
 
-testcase("stand-in, before Functors: structs are leaves") do
+testcase("stand-in, before Functors: structs are leaves, and a tree of nothing else is refused") do
+    for call in (synchronize!!, allreduce!), tree in (Some(ones(Float32, 2)), (Some(1.0), nothing))
+        @test occursin("Functors.jl", caught(() -> call(world_of_one, tree)).text)
+    end
+    @test synchronize!!(world_of_one, ("text", nothing, sum)) == ("text", nothing, sum) && allreduce!(world_of_one, (nothing,)) == (nothing,)
     @test occursin("Functors.jl", caught(() -> DataParallel(world_of_one, Some(ones(Float32, 2)))).text)
 end
 
@@ -40,6 +44,15 @@ testcase("stand-in Optimisers: only what is trainable becomes a parameter") do
         @test dp.model.norm.mean === model.norm.mean && dp.model.norm.scale !== model.norm.scale
         close(dp)
     end
+end
+
+testcase("stand-in Optimisers: an array that stands where it is not trained too stays the same array there") do
+    shared = ones(Float32, 2)
+    dp = DataParallel(world_of_one, (norm = Normalised(zeros(Float32, 2), shared), other = shared); rule = :sgd, lr = 1.0)
+    @test [param.name for param in dp.buffer.params] == ["norm.scale", "other"] && dp.model.norm.mean === dp.model.other
+    step!(dp, (norm = (scale = zeros(2), mean = nothing), other = Float32[1, 2]))
+    @test dp.model.norm.mean == [0, -1]
+    close(dp)
 end
 
 testcase("stand-in Optimisers: gradients are averaged before the rule, states are synchronized in place") do
