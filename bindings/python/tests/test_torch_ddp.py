@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """megadp.torch beside DistributedDataParallel on two ranks: torch_cases.py, torch_grads_cases.py, torch_state_cases.py,
-torch_rule_cases.py, torch_elementwise_cases.py and torch_whole_cases.py, one program for many cases, since starting takes long."""
+torch_rule_cases.py, torch_habits_cases.py, torch_elementwise_cases.py and torch_whole_cases.py, one program for many cases, since starting takes long."""
 import os
 import subprocess
 import sys
@@ -18,6 +18,8 @@ RULE_CASES = ("rules", "schedules", "states", "lion", "several", "several_saved"
               "scaler_state", "scaler_refused")
 
 ELEMENTWISE_CASES = ("elementwise", "elementwise_saved", "elementwise_beside_others", "elementwise_fails", "elementwise_refused")
+HABITS_CASES = ("reentrant", "two_losses", "graph_from_before", "shared_memory", "groups_without_some", "groups_with_more", "trials", "no_rate",
+                "autograd_grad", "assigned_gradients", "compiled_with_buffers")
 WHOLE_CASES = ("whole", "whole_owned_once", "whole_saved", "whole_half_width", "whole_refused", "whole_lbfgs")
 
 
@@ -57,6 +59,10 @@ class Rules(Cases, unittest.TestCase):
     PROGRAM, CASES = "torch_rule_cases.py", RULE_CASES
 
 
+class Habits(Cases, unittest.TestCase):
+    PROGRAM, CASES = "torch_habits_cases.py", HABITS_CASES
+
+
 class Elementwise(Cases, unittest.TestCase):
     PROGRAM, CASES = "torch_elementwise_cases.py", ELEMENTWISE_CASES
 
@@ -65,7 +71,7 @@ class Whole(Cases, unittest.TestCase):
     PROGRAM, CASES = "torch_whole_cases.py", WHOLE_CASES
 
 
-for owner in (BesideDDP, Grads, State, Rules, Elementwise, Whole):
+for owner in (BesideDDP, Grads, State, Rules, Habits, Elementwise, Whole):
     for name in owner.CASES:
         setattr(owner, "test_" + name, of(name))
 

@@ -66,7 +66,7 @@ reference = Net()
 module = copy.deepcopy(reference)
 if comm.rank == 1:  # other values, which rank 0's replace
     with torch.no_grad():
-        for values in [*module.parameters(), *module.buffers()]:
+        for values in module.parameters():  # broadcast_buffers=False leaves buffers alone
             values.add_(1)
 decayed = [p for p in module.parameters() if p.requires_grad and p.ndim > 1]
 rest = [p for p in module.parameters() if p.requires_grad and p.ndim <= 1]

@@ -4,10 +4,13 @@
 usage: torch_tp_habits_cases.py CASE
 """
 import copy
+import os
 import sys
+import tempfile
 import warnings
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import megadp
 import megadp.torch as mt
@@ -236,6 +239,80 @@ def compiled(grid, tp):
         for how in ("inside", "outside"):
             for found, wanted in zip(trained[how], trained["eager"]):
                 torch.testing.assert_close(found, wanted, msg=lambda text, how=how, make=make: f"{make.__name__} {how}: {text}")
+
+
+def optimizer_of_another(grid, tp):
+    """A state_dict of an optimizer has the moments of this rank's parts, which another rank's fit in shape."""
+    def made():
+        model = torch.nn.Sequential(ColumnParallelLinear.from_linear(linear(0, 4, 8), tp), RowParallelLinear.from_linear(linear(1, 8, 4), tp, grad="replicated"))
+        wrapped = mt.DataParallel(model, grid)
+        return wrapped, mt.ShardedAdamW(wrapped)
+
+    model, optimizer = made()
+    model(draw(2, 3, 4)).pow(2).sum().backward()
+    optimizer.step()
+    own = optimizer.state_dict()
+    other = {**own, "tensor_parallel": (1 - tp.rank, 2)}
+    _, fresh = made()
+    refused(lambda: fresh.load_state_dict(other), f"that of rank {1 - tp.rank} of 2 tensor-parallel ranks, and here this is rank {tp.rank} of 2")
+    fresh.load_state_dict(own)
+    torch.testing.assert_close(fresh.state_dict()["state"], own["state"], rtol=0, atol=0)
+    torch.optim.AdamW(model.parameters()).load_state_dict(own)
+    whole = mt.DataParallel(torch.nn.Linear(4, 4), tp)
+    refused(lambda: mt.ShardedAdamW(whole).load_state_dict({**own, "param_groups": [{**own["param_groups"][0], "params": [0, 1]}]}), "there are no parts")
+
+
+def reentrant(grid, tp):
+    """Each layer in a checkpoint that makes a backward of its own: what comes later of the same backward() is no step's that has been."""
+    sizes = (4, 8), (8, 4)
+    layers = [linear(i, *size) for i, size in enumerate(sizes)]
+    for sharding in ("zero_0", "zero_1", "zero_2"):
+        reference = copy.deepcopy(torch.nn.Sequential(*layers))
+        model = torch.nn.Sequential(ColumnParallelLinear.from_linear(layers[0], tp), RowParallelLinear.from_linear(layers[1], tp, grad="replicated"))
+        wrapped = mt.DataParallel(model, grid, sharding=sharding)
+        optimizer, expected = mt.ShardedAdamW(wrapped, lr=1e-2), torch.optim.AdamW(reference.parameters(), lr=1e-2)
+        wrapped.module.forward = lambda x, model=model: checkpoint(model[1], checkpoint(model[0], x, use_reentrant=True), use_reentrant=True)
+        for number in range(4):
+            x = draw(number, 3, 4)
+            wrapped(x.clone().requires_grad_()).pow(2).sum().backward()
+            reference(x).pow(2).sum().backward()
+            norms = [torch.nn.utils.clip_grad_norm_(each.parameters(), 0.5) for each in (wrapped, reference)]
+            torch.testing.assert_close(*norms)
+            for each in (optimizer, expected):
+                each.step()
+                each.zero_grad()
+        wrapped.wait()
+        for mine, whole in zip(model, reference):
+            torch.testing.assert_close(mine.to_linear().weight, whole.weight)
+    twice = mt.DataParallel(torch.nn.Linear(4, 4), tp)
+    twice.module.forward = lambda x, of=torch.nn.Linear.forward: checkpoint(of, twice.module, checkpoint(of, twice.module, x, use_reentrant=True), use_reentrant=True)
+    refused(twice(draw(0, 3, 4).requires_grad_()).sum().backward, "use_reentrant=False")
+
+
+def model_of_whole_arrays(grid, tp):
+    """An ordinary safetensors model, of which frozen parameters are taken too, each rank its part; but no training goes on from it."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = mt.DataParallel(torch.nn.Sequential(linear(3, 4, 8), linear(4, 8, 4)), grid.world)
+        if grid.world.rank == 0:
+            os.mkdir(f"{folder}/saved")
+        shared = bytearray(folder.encode())
+        grid.world.broadcast(shared)
+        folder = shared.decode()
+        mt.save_checkpoint(f"{folder}/saved", source, None)
+        path = f"{folder}/model.safetensors"
+        if grid.world.rank == 0:
+            megadp.export_checkpoint(f"{folder}/saved", path)
+        grid.world.barrier()
+        model = torch.nn.Sequential(ColumnParallelLinear.from_linear(linear(0, 4, 8), tp), RowParallelLinear.from_linear(linear(1, 8, 4), tp, grad="replicated"))
+        model[0].requires_grad_(False)
+        wrapped = mt.DataParallel(model, grid)
+        optimizer = mt.ShardedAdamW(wrapped)
+        refused(lambda: mt.load_checkpoint(path, wrapped, optimizer), "without the state of a training: load it with params_only=True")
+        assert mt.load_checkpoint(path, wrapped, optimizer, params_only=True) is None
+        for mine, whole in zip(model, source.module):
+            torch.testing.assert_close(mine.to_linear().weight, whole.weight, rtol=0, atol=0)
+            torch.testing.assert_close(mine.to_linear().bias, whole.bias, rtol=0, atol=0)
+        grid.world.barrier()
 
 
 def wrong_words(grid, tp):

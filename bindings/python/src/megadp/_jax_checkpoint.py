@@ -58,7 +58,10 @@ def load_checkpoint(directory: "Path", training: "DataParallel", *, state: Any =
     ranks = _begin("load_checkpoint", training)
     leaves, tree = _leaves(state)
     wait_for_last(training)
-    path, saved, _ = find_checkpoint(ranks.comm, directory, KIND)
+    path, saved, saved_by = find_checkpoint(ranks.comm, directory, KIND)
+    if not saved_by:
+        raise invalid(f"{path} is a model, not a checkpoint: megadp.load_checkpoint(path, training.optimizer, params_only=True) loads it, where its "
+                      "arrays have the names of training.buffer.params")
     _compare(leaves, saved["dtypes"], path)
     load_native(path, training.optimizer, tensors=_tensors(leaves, ranks), optional=optional,
                 params_only=params_only, load_hyper=not params_only)

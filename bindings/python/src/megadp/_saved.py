@@ -100,7 +100,8 @@ def set_random_state(state: Any) -> None:
 
 def find_checkpoint(comm: Comm, directory: Any, kind: str) -> Tuple[str, Dict[str, Any], int]:
     """(path, what was saved by `kind`, by how many ranks) of the newest checkpoint, as rank 0 has found it, so that all ranks read the same
-    while another job may save. Collective; blocking. Raises MegaDPError, on all ranks: as checkpoint_info, INVALID (something else)."""
+    while another job may save; of a model of whole arrays (safetensors) nothing, by 0 ranks. Collective; blocking. Raises MegaDPError, on
+    all ranks: as checkpoint_info, INVALID (something else)."""
     text = bytearray(to_bytes(_find(directory, kind)) if comm.rank == 0 else b"")
     length = bytearray(len(text).to_bytes(8, "little"))
     comm.broadcast(length)
@@ -116,6 +117,8 @@ def find_checkpoint(comm: Comm, directory: Any, kind: str) -> Tuple[str, Dict[st
 def _find(directory: Any, kind: str) -> Dict[str, Any]:
     try:
         info = checkpoint_info(directory)
+        if info["format"] == "safetensors":
+            return {"path": info["path"], "saved": {}, "ranks": 0}
         saved = _parsed(checkpoint_data(info["path"]))
     except MegaDPError as error:
         return {"error": [int(error.code), error.text]}

@@ -75,8 +75,10 @@ def load_checkpoint(directory: "Path", model: "DataParallel", optimizer: Optimiz
 
     model, optimizer, scheduler: made as in the script that saved, as many as there. optimizer=None: parameters and module buffers only. params_only:
     likewise, and the optimizer begins anew, with zero moments and its own learning rates; generators stay. optional: patterns (as of
-    fnmatch) of names, those of module.state_dict(), that only the checkpoint or only this model may have; such values stay. To be called
-    between steps. Collective; blocking: it waits for files longer than the timeout.
+    fnmatch) of names, those of module.state_dict(), that only the checkpoint or only this model may have; such values stay. With
+    params_only or without an optimizer `directory` may also be a model of whole arrays (a safetensors file, the index of several, or a folder
+    with either), of which tensor-parallel ranks take their parts, of frozen parameters too; extra is None then. To be called between steps.
+    Collective; blocking: it waits for files longer than the timeout.
     Raises MegaDPError, on all ranks, and nothing has changed: INVALID (another model, by name; a parameter that has left the library's memory;
     another rule; no scheduler's state), STATE
     (gradients that no step has used), UNSUPPORTED, SYSTEM (no checkpoint), CORRUPT (if it turns out half-way: steps are STATE until one
@@ -87,17 +89,20 @@ def load_checkpoint(directory: "Path", model: "DataParallel", optimizer: Optimiz
     wait_for_last(model)
     path, saved, saved_by = find_checkpoint(ranks.comm, directory, KIND)
     whole = bool(optimizers) and not params_only
+    if not saved_by and (whole or scheduler is not None):
+        raise invalid(f"{path} is a model, without the state of a training: load it with params_only=True, and without scheduler")
     groups = _check(path, saved, optimizers if whole else [], scheduler)
     alike = (saved_by, saved.get("tp", 1)) == (ranks.comm.size, ranks.tp)
     states = of_rank(ranks.comm, path, ranks.comm.rank) if whole and alike else {}
     model.wait()
     arrays = Arrays(model, ranks, copied=False)
-    arrays.compare(saved["dtypes"], path)
+    arrays.compare(saved.get("dtypes", {}), path)
     device = _synchronize(model)
-    load_native(path, *_parts(model, optimizers), tensors=arrays.tensors, optional=optional, params_only=params_only, load_hyper=whole)
+    load_native(path, *_parts(model, optimizers), tensors=arrays.tensors, optional=optional, params_only=params_only or not saved_by,
+                load_hyper=whole)
     arrays.loaded()
     for name, part in _extra_states(model.module).items():
-        if name in saved["modules"]:
+        if name in saved.get("modules", {}):
             part.set_extra_state(unpack(saved["modules"][name]))
     model._loaded()
     for each in optimizers:
@@ -108,7 +113,7 @@ def load_checkpoint(directory: "Path", model: "DataParallel", optimizer: Optimiz
             one.load_state_dict(state)
     if states:
         _set_random_states(states, device)
-    return unpack(saved["extra"])
+    return unpack(saved.get("extra"))
 
 
 def _begin(call: str, model: "DataParallel", optimizer: Optimizers) -> Tuple[List[ShardedOptimizer], Together]:

@@ -141,17 +141,26 @@ def unwrapped(module: torch.nn.Module, training: bool) -> Unwrapped:
     return made
 
 
-def read_groups(param_groups: Optional[Sequence[Dict[str, Any]]], trained: List[torch.nn.Parameter]) -> Tuple[Any, Any, Dict[int, int]]:
-    """([{options}], [parameters as they were listed], {id of a parameter: its group}) of torch's form of parameter groups; parameters that
-    none names go to the first."""
+def read_groups(param_groups: Optional[Sequence[Dict[str, Any]]], trained: List[torch.nn.Parameter],
+                frozen: List[torch.nn.Parameter]) -> Tuple[Any, Any, Dict[int, int]]:
+    """([{options}], [parameters as they were listed], {id of a parameter: its group}) of torch's form of parameter groups. As torch's optimizers
+    pass over them, `frozen` ones, which are not registered, are left out; of those that are registered, frozen ones that none names go to the
+    first. Raises MegaDPError: INVALID (of those that are trained all must be named: torch's optimizers would leave the others as they are)."""
     if not param_groups:
         return [{}], [trained], {}
-    listed = [dict(group, params=[group["params"]] if isinstance(group["params"], torch.Tensor) else list(group["params"]))
+    apart = {id(p) for p in frozen}
+    listed = [dict(group, params=[p for p in ([group["params"]] if isinstance(group["params"], torch.Tensor) else group["params"]) if id(p) not in apart])
               for group in param_groups]
     numbers = {id(p): number for number, group in enumerate(listed) for p in group["params"]}
     unknown = set(numbers) - {id(p) for p in trained}
     if unknown:
         raise invalid(f"param_groups holds {len(unknown)} tensors that are not trained parameters of the module")
+    others = [p for p in trained if id(p) not in numbers]
+    left_out = [p for p in others if p.requires_grad]
+    if left_out:
+        raise invalid(f"param_groups names {len(numbers)} of {len(trained)} parameters that are trained; torch's optimizers would leave the others as they "
+                      f"are, such as one of shape {tuple(left_out[0].shape)}: name them in a group too, or freeze them (requires_grad_(False)) before "
+                      "the module is wrapped")
     options = [{name: value for name, value in group.items() if name != "params"} for group in listed]
-    listed[0]["params"] += [p for p in trained if id(p) not in numbers]
+    listed[0]["params"] += others
     return options, [group["params"] for group in listed], numbers

@@ -2,6 +2,7 @@
 """Optimizers of torch's, or of one's own for torch, over shards: their step is taken on the flat pieces that this rank owns, and what they
 keep of an element is the library's. That is right where each element goes its own way, which is tried out before. Of others whole parameters
 are stepped (_torch_whole.py)."""
+import copy
 from typing import TYPE_CHECKING, Any, Dict, FrozenSet, List, NoReturn, Optional, Sequence, Tuple, Type
 
 import torch
@@ -12,7 +13,7 @@ from ._param_group import ParamGroup
 from ._pieces import Piece
 from ._torch_optimizer import ShardedOptimizer, check_model, group_numbers
 from ._torch_steps import as_tensor
-from ._torch_update import STEPS, Kept, Stepping
+from ._torch_update import STEPS, Kept, Stepping, tried_with
 from ._torch_whole import ACROSS, Whole
 from ._whole import OWNED_WHOLE, SAYS_WHOLE, Keeps, arrange, check_uncut
 
@@ -22,11 +23,13 @@ if TYPE_CHECKING:
 # Why these cannot be had on pieces of parameters, by their names in torch and elsewhere.
 _REFUSED = {
     "ASGD": "it keeps 'eta' and 'mu', numbers of a whole parameter",
+    "AdamP": "it projects by the angle between a whole parameter and its gradient",
     "Adafactor": "it factors the second moment by the rows and columns of a matrix",
     "LAMB": "its trust ratio goes by the norm of a whole parameter",
     "LARS": "its trust ratio goes by the norm of a whole parameter",
     "Muon": "it orthogonalizes whole matrices",
     "NAdam": "it keeps 'mu_product', a number of a whole parameter",
+    "SGDP": "it projects by the angle between a whole parameter and its gradient",
     "Shampoo": "it preconditions by the rows and columns of a matrix",
     "SOAP": "it preconditions by the rows and columns of a matrix",
 }
@@ -51,7 +54,7 @@ class Elements(Stepping):
         if on not in self._kept:
             # A class that draws random numbers leaves the script's alone, and the script's default device leaves the class on the CPU.
             with torch.no_grad(), torch.random.fork_rng(devices=[]), torch.device("cpu"):
-                self._kept[on] = self._try({**values, "lr": max(float(values.get("lr") or 0), 1e-2)})  # with which it can be seen to move
+                self._kept[on] = self._try(tried_with(values))
         return self._kept[on]
 
     def _try(self, values: Dict[str, Any]) -> Kept:
@@ -61,7 +64,7 @@ class Elements(Stepping):
         sizes = torch.tensor([100.0, 30, 1, 1, 0.03, 0.01])[:, None]  # so that norms of pieces are others than that of the whole
         grads = [sizes * torch.randn(6, 11, generator=generator) for _ in range(STEPS)]
         whole = start.clone()
-        optimizer = self.make([{**values, "params": [whole]}])
+        optimizer = self.make([{**copy.deepcopy(values), "params": [whole]}])
         self.steps(optimizer, [whole], [[grad] for grad in grads])
         state = optimizer.state.get(whole, {})
         kept = self._read(whole, state)
@@ -69,7 +72,7 @@ class Elements(Stepping):
         for part in (slice(0, cut), slice(cut, None)):
             of_part = {name: entry._replace(shape=tuple(whole.view(-1)[part].shape)) for name, entry in kept.entries.items()}
             expected = {name: values.reshape(-1)[part] for name, values in (("parameter", whole), *((name, state[name]) for name in of_part))}
-            self.repeat(values, Kept(of_part, kept.step), start.view(-1)[part].clone(), [grad.view(-1)[part] for grad in grads], expected,
+            self.repeat(copy.deepcopy(values), Kept(of_part, kept.step), start.view(-1)[part].clone(), [grad.view(-1)[part] for grad in grads], expected,
                         "it is cut in two")
         return kept
 
@@ -137,11 +140,12 @@ class ShardedElementwise(ShardedOptimizer):
         self._counts = any(each.step is not None for each in made.values())
         arrays, states = self._arranged(model, made)
         super().__init__(model, "caller", elements.defaults, {"average_decay": average_decay}, {}, max_grad_norm, groups, arrays, states)
+        whole = model._sharding in OWNED_WHOLE  # then a class sees parameters as they are, also one that has been found to go by elements
         of_param = {i: next(group for group in self.param_groups if any(p is each for each in group["params"])) for i, p in numbered.items()}
 
         def update(piece: Piece) -> None:
             group = {name: value for name, value in of_param[piece.param].items() if name != "params"}
-            shape = model.storage.params[piece.param].shape if isinstance(elements, Whole) else None
+            shape = model.storage.params[piece.param].shape if whole else None
             known = elements.kept(group, shape or ())
             taken = {name: as_tensor(piece._tensor(name, False, shape)) for name in ("master", "grad", *known.entries)}
             elements.update(group, known, taken.pop("master"), taken.pop("grad"), taken, piece.step)
@@ -176,7 +180,7 @@ class ShardedElementwise(ShardedOptimizer):
             if more:
                 raise invalid(f"{what} has values with which {self._torch_name()} keeps {', '.join(sorted(more))}, and it was made with such "
                               "that it does not: make it with values that need them")
-        return ParamGroup(lr=float(group["lr"])) if "lr" in group else ParamGroup()
+        return ParamGroup() if group.get("lr") is None else ParamGroup(lr=float(group["lr"]))  # None: Adafactor of transformers has its own
 
     def check_groups(self, groups: List[Dict[str, Any]], what: str) -> None:
         for number, group in enumerate(groups):  # saved ones name their parameters by numbers, or not at all

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _NO_VALUES = frozenset((
     "size", "stride", "dim", "ndimension", "numel", "nelement", "element_size", "is_contiguous", "is_floating_point", "is_complex",
     "is_signed", "is_conj", "is_neg", "is_inference", "is_same_size", "data_ptr", "storage_offset", "get_device", "requires_grad_",
-    "detach_", "has_names", "__len__", "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "new_empty",
+    "has_names", "__len__", "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "new_empty",
     "new_zeros", "new_ones", "new_full", "new_tensor", "result_type", "can_cast"))
 _VALUE_ATTRIBUTES = frozenset(("T", "mT", "H", "mH", "real", "imag"))  # the others are about the tensor, not about what is in it
 _NORMS = frozenset(("vector_norm", "linalg_vector_norm", "norm", "linalg_norm", "_foreach_norm"))
@@ -102,7 +102,7 @@ def _dispatch(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         name = f"assignment to .{attribute}" if assigned else attribute
     elif name in _NO_VALUES:
         return _without_values(func, args, kwargs)
-    elif name in ("detach", "alias"):
+    elif name in ("detach", "detach_", "alias"):
         return args[0]
     home = _gradients_in((args, kwargs), [])[0]._home()
     if home is None or home.storage.closed:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the sharded optimizers have in common: the library's Optimizer as one of torch's. Their rules are in _torch_rules.py."""
+import difflib
 import warnings
 from contextlib import contextmanager
 from operator import is_
@@ -8,10 +9,12 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, NamedTupl
 import torch
 
 from ._errors import MegaDPError, Status, invalid
+from ._grid import Grid
 from ._optimizer import Optimizer, StepReport, step_many as step_native
 from ._optimizer_config import Rule
 from ._param_group import ParamGroup
 from ._param_states import ParamStates
+from ._torch_placement import placement_of
 from ._torch_state import Form, NoState, ShardedState, explained
 from ._torch_steps import stream_of
 
@@ -23,6 +26,17 @@ _NO_EFFECT = ("foreach", "fused")  # how torch's go over their tensors
 _STORAGE = ("state_dtype", "stochastic_state", "no_master", "seed")  # options of the library's Optimizer
 _ARRAYS: Dict[Rule, Tuple[str, ...]] = {"adamw": ("exp_avg", "exp_avg_sq"), "adam": ("exp_avg", "exp_avg_sq"), "sgd": (),
                                           "sgd_momentum": ("momentum_buffer",), "sgd_nesterov": ("momentum_buffer",), "lion": ("exp_avg",)}
+
+
+# What groups of torch's optimizers may have; what else stands in one, such as a name, or a factor for a scheduler of the script's, is the script's own.
+_HYPER = ("lr", "betas", "eps", "weight_decay", "momentum", "dampening", "nesterov", "amsgrad", "maximize", "alpha", "centered", "rho", "lambd",
+          "t0", "etas", "step_sizes", "lr_decay", "initial_accumulator_value", "momentum_decay", "decoupled_weight_decay", "max_grad_norm",
+          "foreach", "fused", "capturable", "differentiable")
+
+
+def _is_meant(name: str) -> bool:
+    """Whether a group's entry is meant for the optimizer, perhaps misspelt."""
+    return name in _HYPER or bool(difflib.get_close_matches(name, _HYPER, 1, 0.8))
 
 
 class Course(NamedTuple):
@@ -68,7 +82,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._check_offers(options, name)
         numbers = group_numbers(groups, len(model.group_options))
         for number in numbers:
-            strange = sorted(set(model.group_options[number]) - set(self._hyper))
+            strange = sorted(name for name in set(model.group_options[number]) - set(self._hyper) if _is_meant(name))
             if strange:
                 raise invalid(f"param_groups[{number}] of DataParallel sets {', '.join(strange)}; {name}'s groups have "
                               f"{', '.join(self._hyper)}")
@@ -202,7 +216,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> Dict[str, Any]:  # type: ignore[override, unused-ignore]
         """What the state_dict of torch's optimizer is after the same steps, whole and the same on all ranks, in copies on the CPU, float32;
-        of a parameter of less than 32 bits also its fp32 "master". So `state = optimizer.state_dict()` on all ranks, and torch.save on one.
+        of a parameter of less than 32 bits also its fp32 "master". So `state = optimizer.state_dict()` on all ranks, and torch.save on one; with
+        tensor-parallel ranks on one of each: it is of this one's parts, says so ("tensor_parallel"), and those of another are refused.
         With sharding="zero_0" or one rank local; otherwise collective and blocking, unless consolidate_state_dict was called
         before. Raises MegaDPError: STATE (collected on another rank), those of a lost communicator (TIMEOUT, if not all ranks call it)."""
         if self._collected is None:
@@ -214,9 +229,16 @@ class ShardedOptimizer(torch.optim.Optimizer):
                                   f"collected the state on rank {rank}; call it there, or on all ranks without consolidate_state_dict()")
         self._shown = state
         try:
-            return super().state_dict()
+            found: Dict[str, Any] = super().state_dict()
         finally:
             self._shown = None
+        return found if self._part() is None else {**found, "tensor_parallel": self._part()}
+
+    def _part(self) -> Optional[Tuple[int, int]]:
+        """This rank and how many there are, where what they keep is cut over tensor-parallel ranks."""
+        where = self.model._where
+        index, size = where.coords("tp") if isinstance(where, Grid) else (0, 1)
+        return (index, size) if any(placement_of(p) == "sharded" for p in self._sharded.params.values()) and size > 1 else None
 
     def consolidate_state_dict(self, to: int = 0) -> None:
         """Collects on rank `to` alone, which has memory for it; until the next step state_dict() is local there, and an error elsewhere. As of
@@ -242,6 +264,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
         for hook in getattr(self, "_optimizer_load_state_dict_pre_hooks", {}).values():
             state_dict = hook(self, state_dict) or state_dict
         groups, params = self._groups_of(state_dict)
+        of, own = state_dict.get("tensor_parallel"), self._part()
+        if of is not None and (own is None or tuple(of) != own):
+            here = "there are no parts" if own is None else f"this is rank {own[0]} of {own[1]}"
+            raise invalid(f"state_dict is that of rank {of[0]} of {of[1]} tensor-parallel ranks, and here {here}: each loads what it has saved, or "
+                          "all use save_checkpoint and load_checkpoint, which cut anew")
         number_of = {id(p): i for i, p in self._sharded.params.items()}
         saved = zip((number for group in groups for number in group["params"]), params)
         # torch has no state of a parameter before its first step, and none of a frozen one

@@ -110,6 +110,27 @@ def compare_over(comm: Comm, named: List[Tuple[str, torch.nn.Parameter]], frozen
                           "them, or load the same values")
 
 
+def check_apart(module: torch.nn.Module, trained: List[torch.nn.Parameter]) -> None:
+    """That no trained parameter shares memory with another parameter or a module buffer: each of them gets memory of its own, and what was the
+    same (tied by .data, or by torch.nn.Parameter(weight)) would go two ways. Raises MegaDPError: INVALID, by names."""
+    mine = {id(p) for p in trained}
+    places = []
+    for name, values in (*module.named_parameters(), *module.named_buffers()):
+        if values.layout is torch.strided and values.device.type != "meta" and values.numel():
+            begin = values.data_ptr()
+            size = values.element_size() * (1 + sum((n - 1) * step for n, step in zip(values.shape, values.stride())))
+            places.append((begin, begin + size, values.is_contiguous(), id(values) in mine, name))
+    places.sort()
+    one = (0, 0, False, False, "")  # of those so far the one that reaches furthest
+    for next_ in places:
+        dense = one[2] and next_[2]  # of others that overlap, such as columns of a matrix, only those that begin together share elements for sure
+        if next_[0] < one[1] and (dense or next_[0] == one[0]) and (one[3] or next_[3]):
+            raise invalid(f"{one[4]!r} and {next_[4]!r} share memory and are two tensors, as .data = and torch.nn.Parameter(weight) make them: they would "
+                          "go two ways, since each trained parameter gets memory of its own. Tie parameters as one (decoder.weight = encoder.weight), or "
+                          "copy (.clone())")
+        one = max(one, next_, key=lambda place: place[1])
+
+
 class Registered:
     """The parameters that are trained, where they were when the module was wrapped. params: by number, in the library's memory."""
 

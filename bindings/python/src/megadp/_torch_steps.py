@@ -68,6 +68,7 @@ class Gradients:
         self._held = bytearray(count)     # a gradient of this step is in the slot
         self._clean = bytearray(b"\1" * count)  # the slot was zeroed
         self._lifted = bytearray(count)   # a stand-in was taken out of the way of autograd
+        self._lifting = False             # and is put back when backward ends
         self._norms: Dict[float, torch.Tensor] = {}
         self._slots: Dict[int, torch.Tensor] = {}
         self._views: Dict[int, Grad] = {}
@@ -110,6 +111,7 @@ class Gradients:
                 if home is not None and p is not None and p.grad is home._views[number]:
                     p.grad = None  # autograd would add to it
                     home._lifted[number] = 1
+                    home._put_back_later()
 
             return hook
 
@@ -120,6 +122,26 @@ class Gradients:
             if self._stands_in(i):
                 p.register_hook(lifted(i, weakref.ref(p)))  # type: ignore[no-untyped-call, unused-ignore]
             p.requires_grad_(not frozen)
+
+    def _put_back_later(self) -> None:
+        if self._lifting:
+            return
+        self._lifting = True
+        me = weakref.ref(self)
+
+        def ended() -> None:
+            home = me()
+            if home is not None:
+                home._put_back()
+
+        torch.autograd.Variable._execution_engine.queue_callback(ended)  # type: ignore[attr-defined, unused-ignore]
+
+    def _put_back(self) -> None:
+        """What was lifted, and nothing has come: torch.autograd.grad has been asked for it."""
+        self._lifting = False
+        for i, p in self.params.items():
+            if self._lifted[i] and p.grad is None:
+                p.grad, self._lifted[i] = self._views[i], 0
 
     # The way there
 
@@ -168,7 +190,8 @@ class Gradients:
     def _again(self, number: int) -> MegaDPError:
         return MegaDPError(Status.STATE, f"a second backward() has brought a gradient of {self.names[number]!r} before the step was taken. To "
                            "accumulate gradients, put the forward and backward of all batches but a step's last into `with "
-                           "model.no_sync():`; losses of one batch are added before one backward(). If the step is taken by another "
+                           "model.no_sync():`; losses of one batch are added before one backward(); a layer that is used in several checkpoints wants "
+                           "torch.utils.checkpoint with use_reentrant=False. If the step is taken by another "
                            "optimizer than megadp.torch's, call model.stepped() after it; optimizer.zero_grad() throws gradients away",
                            param=number)
 
@@ -194,13 +217,22 @@ class Gradients:
     def _backward_ends(self) -> None:
         self._backward = False
         if self.phase == LAST:
-            self._give_views()
+            self._give_views(self._zero)  # torch.utils.checkpoint's backward in backward ends too: more may come, and be added to them
 
-    def _give_views(self) -> None:
+    def _give_views(self, zero: Any = None) -> None:
         """Another rank may have used what this one has not: lists of gradients must be alike."""
         for i, p in self.params.items():
             if p.grad is None and p.requires_grad and not self._held[i]:
+                if zero is not None and not self._clean[i]:
+                    zero(i)
                 p.grad = self._views[i]
+
+    def _zero(self, number: int) -> None:
+        if not self._stands_in(number):  # what stands in is taken away before more is added
+            self.storage.wait(number)  # the last step may still be reading
+            self._slots[number].zero_()
+            self._versions[number] = self._slots[number]._version
+        self._clean[number] = 1
 
     def finish(self, needed: bool = True) -> None:
         """Ends backward: nothing more comes, gradients are reduced. Collective. needed: it is an error if check_finite has found one that is
@@ -244,6 +276,10 @@ class Gradients:
         """That gradients are what came. Raises MegaDPError: STATE, naming the parameter."""
         for i, p in self.params.items():
             if not self._held[i]:
+                if p.grad is not None and p.grad is not self._views[i]:
+                    raise MegaDPError(Status.STATE, f".grad of {self.names[i]!r} was assigned, and backward has brought none: a step takes what backward "
+                                      "brings, and would leave this parameter as it is. (p * grad).sum() of all such parameters, added up, has these "
+                                      "gradients in its backward()", param=i)
                 continue
             if p.grad is not self._views[i]:
                 raise MegaDPError(Status.STATE, f".grad of {self.names[i]!r} was replaced between backward and step; change gradients in "
@@ -284,7 +320,8 @@ class Gradients:
 
     def drop(self, set_to_none: bool) -> None:
         """zero_grad. Local, unless the last pass (with zero_2: any) has brought gradients that no step has used: their reduction is brought to its end."""
-        self._backward = False
+        self._backward = self._lifting = False
+        self._lifted = bytearray(len(self.names))  # by a backward that has raised
         if self.phase == LAST or (self.pooled and self.phase == ADDING):
             for i, p in self.params.items():  # whatever was done to them is of no interest any more
                 p.grad, self._versions[i] = self._views[i], self._slots[i]._version

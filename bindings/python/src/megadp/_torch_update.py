@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The step of an optimizer of torch's on one piece or one parameter: what it keeps of it comes from the library, and goes back there."""
+import copy
 from typing import Any, Dict, List, NamedTuple, NoReturn, Optional, Tuple, Type
 
 import torch
@@ -10,6 +11,12 @@ STEPS = 4  # that are tried out
 CLOSE = dict(rtol=1e-5, atol=1e-7)  # between what is tried out in two ways
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8)
 _NUMBERS = {int: torch.int64, float: torch.float64, bool: torch.uint8}
+
+
+def tried_with(values: Dict[str, Any]) -> Dict[str, Any]:
+    """A group's values for a trial, of its own (some classes keep lists in their groups), with a learning rate that shows in what a step does."""
+    mine = copy.deepcopy(values)
+    return mine if mine.get("lr") is None and "lr" in mine else {**mine, "lr": max(float(mine.get("lr") or 0), 1e-2)}
 
 
 class Entry(NamedTuple):

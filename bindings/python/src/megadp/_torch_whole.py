@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Optimizers of torch's whose step needs all of a parameter, on parameters that have one owner each. That is right where each parameter goes
 its own way, which is tried out before."""
+import copy
 from typing import Any, Dict, FrozenSet, List, NoReturn, Set, Tuple
 
 import torch
 
 from ._errors import invalid
-from ._torch_update import STEPS, Kept, Stepping
+from ._torch_update import STEPS, Kept, Stepping, tried_with
 
 # Why these cannot be had on parameters one by one either, and what is there instead.
 ACROSS = {
@@ -37,7 +38,7 @@ class Whole(Stepping):
         if 0 in shape:  # it is never updated
             return Kept({}, None)
         if (on, shape) not in self._kept:
-            values = {**values, "lr": max(float(values.get("lr") or 0), 1e-2)}
+            values = tried_with(values)
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
                 found = self._read(values, shape)
                 if (on, len(shape)) not in self._tried:
@@ -51,7 +52,7 @@ class Whole(Stepping):
         """After a step of a parameter of this shape, where it would be: what is kept may go by sizes."""
         generator = torch.Generator(self._device).manual_seed(1)
         like, grad = (torch.randn(shape, generator=generator, device=self._device) for _ in range(2))
-        optimizer = self.make([{**values, "params": [like]}])
+        optimizer = self.make([{**copy.deepcopy(values), "params": [like]}])
         self.steps(optimizer, [like], [[grad]])
         return self.entries(optimizer.state.get(like, {}))
 
@@ -63,9 +64,9 @@ class Whole(Stepping):
         sizes = (100.0, 0.01)  # so that the norm of both is not that of one
         grads = [[size * torch.randn(shape, generator=generator) for size in sizes] for _ in range(STEPS)]
         both: List[torch.Tensor] = [start.clone() for start in starts]
-        optimizer = self.make([{**values, "params": both}])
+        optimizer = self.make([{**copy.deepcopy(values), "params": both}])
         self.steps(optimizer, both, grads)
         for number, (p, start) in enumerate(zip(both, starts)):
             state = dict(optimizer.state.get(p, {}))
-            self.repeat(values, self.entries(state), start, [each[number] for each in grads], {**state, "parameter": p},
+            self.repeat(copy.deepcopy(values), self.entries(state), start, [each[number] for each in grads], {**state, "parameter": p},
                         "it is stepped by itself: the class goes by more than one parameter, or keeps something in its groups")

@@ -19,12 +19,13 @@ from ._saved import Together
 from ._torch_checkpoint import load_checkpoint, save_checkpoint
 from ._torch_cp import context_parallel_attention, context_parallel_part, context_parallel_positions
 from ._torch_ddp import Unwrapped
+from ._torch_eager import eager
 from ._torch_elementwise import ShardedElementwise, check_elementwise
 from ._torch_gather import Gathering
 from ._torch_linear import ColumnParallelLinear, RowParallelLinear
 from ._torch_modules import ModuleBuffers, SyncBatchNorm, broadcast_each, join_batch_norms
 from ._torch_optimizer import ShardedOptimizer, step_many
-from ._torch_placement import Registered, compare_over, place, placed_by_name, registered_with
+from ._torch_placement import Registered, check_apart, compare_over, place, placed_by_name, registered_with
 from ._torch_regions import (all_to_all_tensor_parallel, copy_to_tensor_parallel, gather_from_tensor_parallel, reduce_from_tensor_parallel,
                              reduce_scatter_to_tensor_parallel, scatter_to_tensor_parallel)
 from ._torch_rules import ShardedAdam, ShardedAdamW, ShardedLion, ShardedSGD
@@ -113,7 +114,8 @@ class DataParallel(torch.nn.Module):
         self.names = [name for name, _ in named]
         self.trained = {i: p for i, (_, p) in enumerate(named) if p.requires_grad or register_frozen}
         self._left_out = [(name, p) for i, (name, p) in enumerate(named) if i not in self.trained]
-        self.group_options, self.group_params, groups = ddp.read_groups(param_groups, list(self.trained.values()))
+        check_apart(module, list(self.trained.values()))
+        self.group_options, self.group_params, groups = ddp.read_groups(param_groups, list(self.trained.values()), [p for _, p in self._left_out])
         places = registered_with(module, named, where)
         self.storage = Buffer(where, [Param(name, tuple(p.shape), p.dtype if i in self.trained else "f32", param_group=groups.get(id(p), 0),
                                             frozen=i not in self.trained, use_order=orders[i], **places[i])
@@ -198,6 +200,7 @@ class DataParallel(torch.nn.Module):
         finally:
             self.require_backward_grad_sync = before
 
+    @eager
     def _broadcast_buffers(self) -> None:
         if self._buffers_due and self.broadcasts_buffers:
             self._module_buffers.broadcast()
@@ -227,6 +230,10 @@ class DataParallel(torch.nn.Module):
         self.gradients.check()
 
     def _stepped(self) -> None:
+        # As torch's steps do, so that backward through a graph from before the step says that parameters have changed. What is frozen has not.
+        with torch._C.DisableTorchFunctionSubclass():
+            torch.autograd.graph.increment_version([p for p in self.trained.values() if p.requires_grad])
+        self._versions = {i: self.trained[i]._version for i in self._versions}
         self._forwarded = False
         self.gradients.used(by_library=True)
         if self._gathering is not None:

@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""As torch_cases.py: what scripts of other libraries do, beside plain torch in one process on the batches of all ranks.
+
+usage: torch_habits_cases.py CASE...
+"""
+import copy
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.nn.functional import mse_loss
+from torch.utils.checkpoint import checkpoint
+
+import megadp
+import megadp.torch
+from torch_cases import WIDTH, compare, main, refused
+
+own = megadp.torch
+
+
+def batch(step, rank):
+    return torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(100 * step + rank))
+
+
+def both(module, loss, ours, theirs, steps=6, **options):
+    """Losses of ours, the mean of both ranks', and of plain torch's on all batches. loss: of a model and a batch."""
+    alone, ranks, found = copy.deepcopy(module), dist.get_world_size(), ([], [])
+    model = own.DataParallel(module, megadp.Comm(timeout=60), **options)
+    mine, reference = ours(model), theirs(alone)
+    for step in range(steps):
+        value = loss(model, batch(step, dist.get_rank()))
+        value.backward()
+        mine.step()
+        mine.zero_grad()
+        mean = value.detach().double()
+        dist.all_reduce(mean)
+        found[0].append(mean.item() / ranks)
+        value = sum(loss(alone, batch(step, rank)) for rank in range(ranks)) / ranks
+        value.backward()
+        reference.step()
+        reference.zero_grad()
+        found[1].append(value.item())
+    return found
+
+
+def sgd(model):
+    return own.ShardedSGD(model, lr=0.1, momentum=0.9)
+
+
+def plain_sgd(module):
+    return torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.1, momentum=0.9)
+
+
+def of_output(model, x):
+    return mse_loss(model(x), x.flip(-1))
+
+
+class Blocks(torch.nn.Module):
+    """Backward begins inside a checkpoint: nothing behind the blocks is trained, as with adapters."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.blocks = torch.nn.ModuleList(torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh()) for _ in range(3))
+        self.last = torch.nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+
+    def forward(self, x):
+        x = x.detach().requires_grad_()
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=True)
+        return self.last(x)
+
+
+def case_reentrant():
+    for sharding in ("zero_0", "zero_1", "zero_2"):
+        mine, reference = both(Blocks(), of_output, sgd, plain_sgd, sharding=sharding)
+        compare(f"checkpoint(use_reentrant=True), {sharding}", mine, reference, of="torch")
+
+
+class Two(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.one, self.other = torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, WIDTH)
+
+
+def case_two_losses():
+    """Two backward() of losses that have no parameter in common are one pass."""
+    module = Two()
+    alone = copy.deepcopy(module)
+    model = own.DataParallel(module, megadp.Comm(timeout=60))
+    mine, reference = sgd(model), plain_sgd(alone)
+    for step in range(4):
+        of_output(module.one, batch(step, dist.get_rank())).backward()
+        of_output(module.other, batch(step, dist.get_rank())).backward()
+        for rank in range(dist.get_world_size()):
+            for part in (alone.one, alone.other):
+                (of_output(part, batch(step, rank)) / dist.get_world_size()).backward()
+        for optimizer in (mine, reference):
+            optimizer.step()
+            optimizer.zero_grad()
+    for p, q in zip(module.parameters(), alone.parameters()):
+        assert torch.allclose(p, q, rtol=1e-5, atol=1e-7), (p, q)
+
+
+def case_graph_from_before():
+    """backward() through a graph that was made before the step is refused by torch, which counts writes."""
+    for options in ({}, dict(sharding="zero_2"), dict(gather_in_forward=True)):
+        model = own.DataParallel(torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh(), torch.nn.Linear(WIDTH, WIDTH)),
+                                 megadp.Comm(timeout=60), **options)
+        optimizer, x = sgd(model), batch(0, 0).requires_grad_()
+        old = model(x)
+        of_output(model, x).backward()
+        optimizer.step()
+        try:
+            torch.autograd.grad(old.sum(), x)
+        except RuntimeError as error:
+            assert "modified by an inplace operation" in str(error), error
+        else:
+            raise AssertionError("nothing was said")
+
+
+def case_shared_memory():
+    make = lambda: torch.nn.ModuleDict({"one": torch.nn.Embedding(6, 4), "other": torch.nn.Linear(4, 6, bias=False)})  # noqa: E731
+    by_data, by_parameter, buffer, tied = make(), make(), make(), make()
+    by_data["other"].weight.data = by_data["one"].weight.data
+    by_parameter["other"].weight = torch.nn.Parameter(by_parameter["one"].weight)
+    buffer.register_buffer("copy", buffer["one"].weight.data)
+    tied["other"].weight = tied["one"].weight
+    comm = megadp.Comm(timeout=60)
+    for module in (by_data, by_parameter, buffer):
+        refused("one.weight|share memory", own.DataParallel, module, comm)
+    own.DataParallel(tied, comm)
+    own.DataParallel(torch.nn.LSTM(3, 4, 2), comm)
+
+
+def case_groups_without_some():
+    module = Two()
+    comm = megadp.Comm(timeout=60)
+    refused("names 2 of 4|freeze them", lambda: own.DataParallel(module, comm, param_groups=[{"params": module.one.parameters()}]))
+    module.other.requires_grad_(False)
+    own.DataParallel(module, comm, param_groups=[{"params": module.one.parameters()}])
+
+
+def case_groups_with_more():
+    module = torch.nn.Sequential(Two().one, Two().other)
+    module[1].requires_grad_(False)
+
+    def groups(of):
+        return [{"params": list(of[0].parameters()), "name": "body", "lr_scale": 0.5}, {"params": list(of[1].parameters()), "lr": 1.0}]
+
+    mine, reference = both(module, of_output, lambda model: own.ShardedSGD(model, lr=0.1), lambda alone: torch.optim.SGD(groups(alone), lr=0.1),
+                           param_groups=groups(module))
+    compare("frozen parameters and a script's own entries in groups", mine, reference, of="torch")
+    for wrong in ("weight_decays", "momentun", "betas"):
+        model = own.DataParallel(Two(), megadp.Comm(timeout=60))
+        model.group_options[0][wrong] = 1
+        refused(f"sets {wrong}", lambda: own.ShardedSGD(model, lr=0.1))
+
+
+class Listed(torch.optim.SGD):
+    """Keeps a list in its groups, as RAdam of torch_optimizer does: of the learning rate that it met first."""
+
+    def __init__(self, params, lr=1e-3):
+        super().__init__(params, lr)
+        for group in self.param_groups:
+            group.setdefault("rates", [])
+        self.defaults["rates"] = []
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            if not group["rates"]:
+                group["rates"].append(group["lr"])
+            for p in group["params"]:
+                p.sub_(p.grad, alpha=group["rates"][0])
+
+
+class AdamP(torch.optim.SGD):
+    """Does something to matrices that are orthogonal to their gradients alone, as that of timm does."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                orthogonal = p.dim() > 1 and torch.cosine_similarity(p.view(-1), p.grad.view(-1), 0).abs() < 1e-6
+                p.sub_(p.grad, alpha=group["lr"] * (2 if orthogonal else 1))
+
+
+class Invariant(torch.nn.Module):
+    """Of a loss that does not change with the size of the weight."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.weight = torch.nn.Parameter(torch.randn(WIDTH, WIDTH))
+
+    def forward(self, x):
+        return x @ (self.weight / self.weight.norm())
+
+
+def case_trials():
+    """What is tried of a class leaves no trace in it, and where parameters are whole it sees them as they are."""
+    mine, reference = both(Two().one, of_output, lambda model: own.ShardedElementwise(model, Listed, lr=0.005),
+                           lambda module: Listed(module.parameters(), lr=0.005))
+    compare("a list in its groups", mine, reference, of="torch")
+    for sharding in ("whole", "zero_0"):
+        mine, reference = both(Invariant(), of_output, lambda model: own.ShardedElementwise(model, AdamP, lr=0.2),
+                               lambda module: AdamP(module.parameters(), lr=0.2), sharding=sharding)
+        compare(f"AdamP, {sharding}", mine, reference, of="torch")
+    refused("kind is AdamP|angle", lambda: own.ShardedElementwise(own.DataParallel(Invariant(), megadp.Comm(timeout=60)), AdamP, lr=0.2))
+
+
+class NoRate(torch.optim.SGD):
+    """Has a rate of its own where lr is None, as Adafactor of transformers."""
+
+    def __init__(self, params, lr=None):
+        torch.optim.Optimizer.__init__(self, params, dict(lr=lr))
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(p.grad, alpha=0.1 if group["lr"] is None else group["lr"])
+
+
+def case_no_rate():
+    mine, reference = both(Two().one, of_output, lambda model: own.ShardedElementwise(model, NoRate), lambda module: NoRate(module.parameters()))
+    compare("lr=None", mine, reference, of="torch")
+
+
+def case_autograd_grad():
+    """torch.autograd.grad of parameters, before backward or after it, takes nothing away."""
+    torch.manual_seed(3)
+    module = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh(), torch.nn.Linear(WIDTH, WIDTH))
+    ends = []
+    for asks in (False, True):
+        model = own.DataParallel(copy.deepcopy(module), megadp.Comm(timeout=60), sharding="zero_2")
+        optimizer = sgd(model)
+        for step in range(4):
+            value = of_output(model, batch(step, dist.get_rank()))
+            if asks:  # .grad is what the last step has used up
+                torch.autograd.grad(value, list(model.parameters()), retain_graph=True)
+            optimizer.zero_grad()
+            value.backward(retain_graph=True)
+            if asks:
+                torch.autograd.grad(value, list(model.parameters()))
+            optimizer.step()
+        ends.append(list(model.parameters()))
+    assert all(map(torch.equal, *ends))
+
+
+def case_assigned_gradients():
+    """Of torch.autograd.grad, as scripts do that project or weigh the gradients of several losses."""
+    module = Two().one
+    alone = copy.deepcopy(module)
+    model = own.DataParallel(module, megadp.Comm(timeout=60))
+    mine, reference = sgd(model), plain_sgd(alone)
+    for step in range(4):
+        grads = torch.autograd.grad(of_output(model, batch(step, dist.get_rank())), list(model.parameters()))
+        if step == 0:
+            for p, grad in zip(model.parameters(), grads):
+                p.grad = grad
+            refused(".grad of 'weight' was assigned|backward has brought none", mine.step)
+            mine.zero_grad()
+        sum((p * grad).sum() for p, grad in zip(model.parameters(), grads)).backward()  # as the sentence says
+        sum(of_output(alone, batch(step, rank)) for rank in range(dist.get_world_size())).div(dist.get_world_size()).backward()
+        for optimizer in (mine, reference):
+            optimizer.step()
+            optimizer.zero_grad()
+    for p, q in zip(module.parameters(), alone.parameters()):
+        assert torch.allclose(p, q, rtol=1e-5, atol=1e-7), (p, q)
+
+
+def case_compiled_with_buffers():
+    module = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH, bias=False), torch.nn.BatchNorm1d(WIDTH), torch.nn.Linear(WIDTH, WIDTH))
+    model = own.DataParallel(module, megadp.Comm(timeout=60))
+    compiled, optimizer = torch.compile(model, backend="eager"), sgd(model)
+    for step in range(3):
+        of_output(compiled, batch(step, dist.get_rank())).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:], globals())
