@@ -231,9 +231,11 @@ class DataParallel(torch.nn.Module):
 
     def _stepped(self) -> None:
         # As torch's steps do, so that backward through a graph from before the step says that parameters have changed. What is frozen has not.
-        with torch._C.DisableTorchFunctionSubclass():
-            torch.autograd.graph.increment_version([p for p in self.trained.values() if p.requires_grad])
-        self._versions = {i: self.trained[i]._version for i in self._versions}
+        with torch._C.DisableTorchFunctionSubclass():  # which those have that are awaited
+            for p in self.trained.values():
+                if p.requires_grad:
+                    torch.autograd.graph.increment_version(p)
+            self._versions = {i: self.trained[i]._version for i in self._versions}
         self._forwarded = False
         self.gradients.used(by_library=True)
         if self._gathering is not None:
