@@ -152,6 +152,12 @@ def case_groups_with_more():
     mine, reference = both(module, of_output, lambda model: own.ShardedSGD(model, lr=0.1), lambda alone: torch.optim.SGD(groups(alone), lr=0.1),
                            param_groups=groups(module))
     compare("frozen parameters and a script's own entries in groups", mine, reference, of="torch")
+    for listed in (lambda of: of.parameters(), lambda of: list(of.named_parameters()), lambda of: [{"params": of.named_parameters()}]):
+        model = Two()
+        assert len(own.ShardedSGD(own.DataParallel(model, megadp.Comm(timeout=60), param_groups=listed(model)), lr=0.1).param_groups[0]["params"]) == 4
+    for wrong, said in (([{"lr": 1.0}], "[0] is a dict without params"), ([{"params": Two().parameters()}, 3], "[1] is int"),
+                        ([{"params": ["one.weight"]}], "[0] has a str among")):
+        refused(f"param_groups{said}", lambda: own.DataParallel(Two(), megadp.Comm(timeout=60), param_groups=wrong))
     for wrong in ("weight_decays", "momentun", "betas"):
         model = own.DataParallel(Two(), megadp.Comm(timeout=60))
         model.group_options[0][wrong] = 1

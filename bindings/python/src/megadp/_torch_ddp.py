@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What scripts written for torch.nn.parallel.DistributedDataParallel say, and what becomes of it here."""
 import os
-from typing import Any, Dict, List, Mapping, NoReturn, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, NoReturn, Optional, Sequence, Tuple
 
 import torch
 
@@ -141,7 +141,26 @@ def unwrapped(module: torch.nn.Module, training: bool) -> Unwrapped:
     return made
 
 
-def read_groups(param_groups: Optional[Sequence[Dict[str, Any]]], trained: List[torch.nn.Parameter],
+def _as_groups(param_groups: Iterable[Any]) -> List[Dict[str, Any]]:
+    """Dicts with lists of parameters, of whatever torch's optimizers take: those, parameters, or pairs of a name and a parameter."""
+    listed = list(param_groups)
+    if not any(isinstance(each, dict) for each in listed):
+        listed = [{"params": listed}]
+    groups = []
+    for number, group in enumerate(listed):
+        if not isinstance(group, dict) or "params" not in group:
+            raise invalid(f"param_groups[{number}] is {'a dict without params' if isinstance(group, dict) else type(group).__name__}; it must be a "
+                          "dict with params, as of torch's optimizers")
+        params = [group["params"]] if isinstance(group["params"], torch.Tensor) else group["params"]
+        params = [each[1] if isinstance(each, tuple) and len(each) == 2 else each for each in params]
+        for each in params:
+            if not isinstance(each, torch.Tensor):
+                raise invalid(f"param_groups[{number}] has a {type(each).__name__} among its params; they must be parameters")
+        groups.append(dict(group, params=params))
+    return groups
+
+
+def read_groups(param_groups: Optional[Iterable[Any]], trained: List[torch.nn.Parameter],
                 frozen: List[torch.nn.Parameter]) -> Tuple[Any, Any, Dict[int, int]]:
     """([{options}], [parameters as they were listed], {id of a parameter: its group}) of torch's form of parameter groups. As torch's optimizers
     pass over them, `frozen` ones, which are not registered, are left out; of those that are registered, frozen ones that none names go to the
@@ -149,8 +168,7 @@ def read_groups(param_groups: Optional[Sequence[Dict[str, Any]]], trained: List[
     if not param_groups:
         return [{}], [trained], {}
     apart = {id(p) for p in frozen}
-    listed = [dict(group, params=[p for p in ([group["params"]] if isinstance(group["params"], torch.Tensor) else group["params"]) if id(p) not in apart])
-              for group in param_groups]
+    listed = [dict(group, params=[p for p in group["params"] if id(p) not in apart]) for group in _as_groups(param_groups)]
     numbers = {id(p): number for number, group in enumerate(listed) for p in group["params"]}
     unknown = set(numbers) - {id(p) for p in trained}
     if unknown:

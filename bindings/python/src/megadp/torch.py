@@ -5,7 +5,7 @@ docs/from-ddp.md says what becomes of scripts written for DistributedDataParalle
 communicate, and calls these as they stand (fullgraph=True refuses them).
 """
 import contextlib
-from typing import TYPE_CHECKING, Any, Dict, Iterator, Mapping, NoReturn, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Iterable, Iterator, Mapping, NoReturn, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -83,7 +83,7 @@ class DataParallel(torch.nn.Module):
     """
 
     def __init__(self, module: torch.nn.Module, where: Union[Comm, Grid, None] = None, *, instances: int = 1,
-                 param_groups: Optional[Sequence[Dict[str, Any]]] = None, gather_in_forward: bool = False, register_frozen: bool = False,
+                 param_groups: Optional[Iterable[Any]] = None, gather_in_forward: bool = False, register_frozen: bool = False,
                  broadcast_buffers: Optional[bool] = None, forward_sync_buffers: Optional[bool] = None, process_group: Any = None,
                  device_ids: Optional[Sequence[Any]] = None, output_device: Any = None, bucket_cap_mb: Optional[float] = None,
                  use_order: Optional[Sequence[int]] = None,
