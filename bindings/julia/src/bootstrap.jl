@@ -54,6 +54,13 @@ start_gathering(context, mine, size, everyone, _) =
 test_gathering(context, _) = inside(() -> look_at_gathering(meeting_at(context)), meeting_at(context))
 free_gathering(_, _) = nothing  # a task that still waits is left alone
 
+"Of what the bootstrap threw; a Ctrl-C that came while it ran is thrown on."
+function tell_of(problem)
+    cause = problem isa TaskFailedException ? problem.task.exception : problem
+    cause isa InterruptException && throw(cause)
+    @error "the bootstrap failed" exception = problem
+end
+
 raw_bootstrap(meeting::Meeting) = Raw.mdp_bootstrap(;
     context = pointer_from_objref(meeting),
     allgather_start = @cfunction(start_gathering, Int32, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Ptr{Cvoid}, Ptr{Cvoid})),

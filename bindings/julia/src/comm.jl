@@ -50,9 +50,7 @@ function Comm(; id = nothing, bootstrap = nothing, size = 0, keywords...)
     out = Ref{Ptr{Raw.mdp_comm}}(C_NULL)
     bytes = id === nothing ? UInt8[] : Vector{UInt8}(id)
     status = GC.@preserve bytes meeting raw Raw.mdp_comm_create(config, id === nothing ? C_NULL : Ptr{Raw.mdp_unique_id}(pointer(bytes)), out)
-    if meeting.problem !== nothing
-        @error "the bootstrap failed" exception = meeting.problem
-    end
+    meeting.problem === nothing || tell_of(meeting.problem)
     check(status)
     return Comm(out[])
 end

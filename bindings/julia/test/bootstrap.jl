@@ -17,6 +17,10 @@ testcase("a bootstrap that throws, or returns what it must not, fails the Comm")
     @test refused(bytes -> [bytes, bytes]).code == MegaDP.Raw.MDP_E_INVALID  # nobody else's
 end
 
+testcase("a Ctrl-C that comes while a bootstrap runs is one") do
+    @test_throws InterruptException refused(bytes -> throw(InterruptException()))
+end
+
 testcase("the timeout holds while a bootstrap blocks") do
     begun = time()
     @test refused(bytes -> wait(Condition()); timeout = 0.5).code == MegaDP.Raw.MDP_E_TIMEOUT
