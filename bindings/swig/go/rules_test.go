@@ -208,7 +208,9 @@ func rulePair(comm *megadp.Comm, one, other ruleCase) error {
 			}
 		}
 	}
-	return firstOf(one.check(buffer, optimizers[0], 0), other.check(buffer, optimizers[1], 1), buffer.Close())
+	// Otherwise this rank, when it ends, would have died to one that is behind.
+	return firstOf(one.check(buffer, optimizers[0], 0), other.check(buffer, optimizers[1], 1), optimizers[0].Close(), optimizers[1].Close(),
+		buffer.Close())
 }
 
 func saveAndLoad(folder string, buffer *megadp.Buffer, optimizers []*megadp.Optimizer) error {
