@@ -16,9 +16,8 @@ struct Segment {
   bool is_own;
 };
 
-// Widths beyond that are mistakes, and planning them would take for ever.
+// A halo may be so many times as wide as the whole array: wider ones are mistakes, whose plan would take for ever.
 constexpr int64_t kMostTurns = 1000;
-
 constexpr int64_t kNowhere = -1;
 // Where element i of the whole, which may lie beyond its ends, really is.
 int64_t inside(int64_t i, int64_t whole, Edge edge) {
@@ -142,9 +141,10 @@ Result<std::vector<HaloCut>> cut_of(const HaloShape& shape, const std::vector<in
     if (shape.edges[d] == Edge::periodic && whole == 0) {
       return invalid("the whole array has no elements along dimension ", d, ", whose edges are periodic; it must have at least 1");
     }
-    if (widest / kMostTurns > std::max<int64_t>(whole, 1)) {
-      return invalid("the halo along dimension ", d, " is ", widest, " wide, which is more than ", kMostTurns, " times the whole array of ",
-                     whole);
+    const int64_t turn = std::max<int64_t>(whole, 1);
+    if ((widest - 1) / kMostTurns >= turn) {
+      return invalid("the halo along dimension ", d, " is ", widest, " wide; of a whole array of ", whole, " it may be ", kMostTurns * turn,
+                     " at most");
     }
     if (shape.edges[d] == Edge::reflect && widest >= whole) {
       return invalid("the halo along dimension ", d, " is ", widest, " wide; with reflecting edges of a whole array of ", whole,

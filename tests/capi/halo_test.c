@@ -521,9 +521,10 @@ static void refused_alike(const mdp_unique_id* id, int32_t rank, int32_t n, void
   FAILS(MDP_E_INVALID, "the halo along dimension 1 is 6 wide; with reflecting edges of a whole array of 6 it may be 5",
         (low[1] = 6, edges[1] = MDP_EDGE_REFLECT, mdp_halo_create(r.comm, &config, &halo)));
   for (int edge = MDP_EDGE_KEEP; edge <= MDP_EDGE_REFLECT; ++edge) {
-    FAILS(MDP_E_INVALID, "the halo along dimension 1 is 1099511627776 wide, which is more than 1000 times the whole array of 6",
+    FAILS(MDP_E_INVALID, "the halo along dimension 1 is 1099511627776 wide; of a whole array of 6 it may be 6000 at most",
           (low[1] = (int64_t)1 << 40, edges[1] = (mdp_edge)edge, mdp_halo_create(r.comm, &config, &halo)));
   }
+  FAILS(MDP_E_INVALID, "is 6001 wide", (low[1] = 6001, edges[1] = MDP_EDGE_ZERO, mdp_halo_create(r.comm, &config, &halo)));
   FAILS(MDP_E_INVALID, "the whole array has no elements along dimension 1",
         (shape[1] = 0, edges[1] = MDP_EDGE_PERIODIC, mdp_halo_create(r.comm, &config, &halo)));
   shape[1] = 3;

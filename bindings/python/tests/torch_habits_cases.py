@@ -51,6 +51,17 @@ def plain_sgd(module):
     return torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.1, momentum=0.9)
 
 
+def take_step(*optimizers):
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def same(module, alone):
+    for p, q in zip(module.parameters(), alone.parameters()):
+        assert torch.allclose(p, q, rtol=1e-5, atol=1e-7), (p, q)
+
+
 def of_output(model, x):
     return mse_loss(model(x), x.flip(-1))
 
@@ -96,11 +107,8 @@ def case_two_losses():
         for rank in range(dist.get_world_size()):
             for part in (alone.one, alone.other):
                 (of_output(part, batch(step, rank)) / dist.get_world_size()).backward()
-        for optimizer in (mine, reference):
-            optimizer.step()
-            optimizer.zero_grad()
-    for p, q in zip(module.parameters(), alone.parameters()):
-        assert torch.allclose(p, q, rtol=1e-5, atol=1e-7), (p, q)
+        take_step(mine, reference)
+    same(module, alone)
 
 
 def case_graph_from_before():
@@ -271,11 +279,8 @@ def case_assigned_gradients():
             mine.zero_grad()
         sum((p * grad).sum() for p, grad in zip(model.parameters(), grads)).backward()  # as the sentence says
         sum(of_output(alone, batch(step, rank)) for rank in range(dist.get_world_size())).div(dist.get_world_size()).backward()
-        for optimizer in (mine, reference):
-            optimizer.step()
-            optimizer.zero_grad()
-    for p, q in zip(module.parameters(), alone.parameters()):
-        assert torch.allclose(p, q, rtol=1e-5, atol=1e-7), (p, q)
+        take_step(mine, reference)
+    same(module, alone)
 
 
 def case_compiled_with_buffers():

@@ -2,7 +2,6 @@
 """Optimizers of torch's, or of one's own for torch, over shards: their step is taken on the flat pieces that this rank owns, and what they
 keep of an element is the library's. That is right where each element goes its own way, which is tried out before. Of others whole parameters
 are stepped (_torch_whole.py)."""
-import copy
 from typing import TYPE_CHECKING, Any, Dict, FrozenSet, List, NoReturn, Optional, Sequence, Tuple, Type
 
 import torch
@@ -64,7 +63,7 @@ class Elements(Stepping):
         sizes = torch.tensor([100.0, 30, 1, 1, 0.03, 0.01])[:, None]  # so that norms of pieces are others than that of the whole
         grads = [sizes * torch.randn(6, 11, generator=generator) for _ in range(STEPS)]
         whole = start.clone()
-        optimizer = self.make([{**copy.deepcopy(values), "params": [whole]}])
+        optimizer = self.make_trial(values, [whole])
         self.steps(optimizer, [whole], [[grad] for grad in grads])
         state = optimizer.state.get(whole, {})
         kept = self._read(whole, state)
@@ -72,7 +71,7 @@ class Elements(Stepping):
         for part in (slice(0, cut), slice(cut, None)):
             of_part = {name: entry._replace(shape=tuple(whole.view(-1)[part].shape)) for name, entry in kept.entries.items()}
             expected = {name: values.reshape(-1)[part] for name, values in (("parameter", whole), *((name, state[name]) for name in of_part))}
-            self.repeat(copy.deepcopy(values), Kept(of_part, kept.step), start.view(-1)[part].clone(), [grad.view(-1)[part] for grad in grads], expected,
+            self.repeat(values, Kept(of_part, kept.step), start.view(-1)[part].clone(), [grad.view(-1)[part] for grad in grads], expected,
                         "it is cut in two")
         return kept
 

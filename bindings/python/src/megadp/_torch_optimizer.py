@@ -27,16 +27,15 @@ _STORAGE = ("state_dtype", "stochastic_state", "no_master", "seed")  # options o
 _ARRAYS: Dict[Rule, Tuple[str, ...]] = {"adamw": ("exp_avg", "exp_avg_sq"), "adam": ("exp_avg", "exp_avg_sq"), "sgd": (),
                                           "sgd_momentum": ("momentum_buffer",), "sgd_nesterov": ("momentum_buffer",), "lion": ("exp_avg",)}
 
-
 # What groups of torch's optimizers may have; what else stands in one, such as a name, or a factor for a scheduler of the script's, is the script's own.
-_HYPER = ("lr", "betas", "eps", "weight_decay", "momentum", "dampening", "nesterov", "amsgrad", "maximize", "alpha", "centered", "rho", "lambd",
-          "t0", "etas", "step_sizes", "lr_decay", "initial_accumulator_value", "momentum_decay", "decoupled_weight_decay", "max_grad_norm",
-          "foreach", "fused", "capturable", "differentiable")
+_OF_TORCH = ("lr", "betas", "eps", "weight_decay", "momentum", "dampening", "nesterov", "amsgrad", "maximize", "alpha", "centered", "rho", "lambd",
+             "t0", "etas", "step_sizes", "lr_decay", "initial_accumulator_value", "momentum_decay", "decoupled_weight_decay", "max_grad_norm",
+             "capturable", "differentiable", *_NO_EFFECT)
 
 
 def _is_meant(name: str) -> bool:
     """Whether a group's entry is meant for the optimizer, perhaps misspelt."""
-    return name in _HYPER or bool(difflib.get_close_matches(name, _HYPER, 1, 0.8))
+    return name in _OF_TORCH or bool(difflib.get_close_matches(name, _OF_TORCH, 1, 0.8))
 
 
 class Course(NamedTuple):

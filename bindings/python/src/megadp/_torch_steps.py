@@ -8,7 +8,7 @@ in every pass, and .grad stands in for what this rank keeps of the sum.
 """
 import math
 import weakref
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 from torch.utils.dlpack import from_dlpack
@@ -123,18 +123,21 @@ class Gradients:
                 p.register_hook(lifted(i, weakref.ref(p)))  # type: ignore[no-untyped-call, unused-ignore]
             p.requires_grad_(not frozen)
 
-    def _put_back_later(self) -> None:
-        if self._lifting:
-            return
-        self._lifting = True
+    def _when_backward_ends(self, then: Callable[["Gradients"], None]) -> None:
         me = weakref.ref(self)
 
         def ended() -> None:
             home = me()
             if home is not None:
-                home._put_back()
+                then(home)
 
         torch.autograd.Variable._execution_engine.queue_callback(ended)  # type: ignore[attr-defined, unused-ignore]
+
+    def _put_back_later(self) -> None:
+        if self._lifting:
+            return
+        self._lifting = True
+        self._when_backward_ends(Gradients._put_back)
 
     def _put_back(self) -> None:
         """What was lifted, and nothing has come: torch.autograd.grad has been asked for it."""
@@ -205,26 +208,19 @@ class Gradients:
 
     def _backward_begins(self) -> None:
         self._backward = True
-        me = weakref.ref(self)
-
-        def ended() -> None:
-            home = me()
-            if home is not None:
-                home._backward_ends()
-
-        torch.autograd.Variable._execution_engine.queue_callback(ended)  # type: ignore[attr-defined, unused-ignore]
+        self._when_backward_ends(Gradients._backward_ends)
 
     def _backward_ends(self) -> None:
         self._backward = False
         if self.phase == LAST:
-            self._give_views(self._zero)  # torch.utils.checkpoint's backward in backward ends too: more may come, and be added to them
+            self._give_views(zeroed=True)  # torch.utils.checkpoint's backward in backward ends too: more may come, and be added to them
 
-    def _give_views(self, zero: Any = None) -> None:
-        """Another rank may have used what this one has not: lists of gradients must be alike."""
+    def _give_views(self, zeroed: bool = False) -> None:
+        """Another rank may have used what this one has not: lists of gradients must be alike. zeroed: without what an earlier step left there."""
         for i, p in self.params.items():
             if p.grad is None and p.requires_grad and not self._held[i]:
-                if zero is not None and not self._clean[i]:
-                    zero(i)
+                if zeroed and not self._clean[i]:
+                    self._zero(i)
                 p.grad = self._views[i]
 
     def _zero(self, number: int) -> None:

@@ -14,9 +14,9 @@ _NUMBERS = {int: torch.int64, float: torch.float64, bool: torch.uint8}
 
 
 def tried_with(values: Dict[str, Any]) -> Dict[str, Any]:
-    """A group's values for a trial, of its own (some classes keep lists in their groups), with a learning rate that shows in what a step does."""
-    mine = copy.deepcopy(values)
-    return mine if mine.get("lr") is None and "lr" in mine else {**mine, "lr": max(float(mine.get("lr") or 0), 1e-2)}
+    """A group's values for a trial, with a learning rate that shows in what a step does."""
+    own_rate = "lr" in values and values["lr"] is None
+    return values if own_rate else {**values, "lr": max(float(values.get("lr") or 0), 1e-2)}
 
 
 class Entry(NamedTuple):
@@ -52,6 +52,10 @@ class Stepping:
             return self.kind(params, **self._given)
         except (TypeError, ValueError) as error:
             raise invalid(f"torch's {self.kind.__name__} cannot be made with {self._given or 'no arguments'}: {error}") from error
+
+    def make_trial(self, values: Dict[str, Any], params: List[torch.Tensor]) -> torch.optim.Optimizer:
+        """One of these parameters, with copies of values: some classes keep lists in their groups."""
+        return self.make([{**copy.deepcopy(values), "params": params}])
 
     def refuse(self, why: str) -> NoReturn:
         raise NotImplementedError
@@ -123,6 +127,7 @@ class Stepping:
                expected: Dict[str, Any], where: str) -> None:
         """Refuses a class that comes to something else than expected ("parameter", and what it keeps) by update() from `start` on."""
         arrays = {name: torch.zeros(entry.shape, dtype=entry.dtype) for name, entry in kept.entries.items()}
+        values = copy.deepcopy(values)  # as in make_trial
         for number, grad in enumerate(grads, 1):
             try:
                 self.update(values, kept, start, grad.clone(), arrays, number)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Optimizers of torch's whose step needs all of a parameter, on parameters that have one owner each. That is right where each parameter goes
 its own way, which is tried out before."""
-import copy
 from typing import Any, Dict, FrozenSet, List, NoReturn, Set, Tuple
 
 import torch
@@ -52,7 +51,7 @@ class Whole(Stepping):
         """After a step of a parameter of this shape, where it would be: what is kept may go by sizes."""
         generator = torch.Generator(self._device).manual_seed(1)
         like, grad = (torch.randn(shape, generator=generator, device=self._device) for _ in range(2))
-        optimizer = self.make([{**copy.deepcopy(values), "params": [like]}])
+        optimizer = self.make_trial(values, [like])
         self.steps(optimizer, [like], [[grad]])
         return self.entries(optimizer.state.get(like, {}))
 
@@ -64,9 +63,9 @@ class Whole(Stepping):
         sizes = (100.0, 0.01)  # so that the norm of both is not that of one
         grads = [[size * torch.randn(shape, generator=generator) for size in sizes] for _ in range(STEPS)]
         both: List[torch.Tensor] = [start.clone() for start in starts]
-        optimizer = self.make([{**copy.deepcopy(values), "params": both}])
+        optimizer = self.make_trial(values, both)
         self.steps(optimizer, both, grads)
         for number, (p, start) in enumerate(zip(both, starts)):
             state = dict(optimizer.state.get(p, {}))
-            self.repeat(copy.deepcopy(values), self.entries(state), start, [each[number] for each in grads], {**state, "parameter": p},
+            self.repeat(values, self.entries(state), start, [each[number] for each in grads], {**state, "parameter": p},
                         "it is stepped by itself: the class goes by more than one parameter, or keeps something in its groups")
