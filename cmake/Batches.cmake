@@ -4,7 +4,7 @@
 # another's too, or are large by themselves. tests/source/own_includes.py sees to it that none lives on another's includes. Who waits for
 # single sources, as with the preset for debugging, turns MEGADP_BATCHES off.
 # This is not CMake's UNITY_BUILD, whose batches name sources by where the tree lies: a compiler cache would not know them in another clone,
-# nor when a crate or a wheel builds the library.
+# nor where a packaged crate builds the library.
 option(MEGADP_BATCHES "Compile sources a dozen at a time" ON)
 function(megadp_batches target)
   if(NOT MEGADP_BATCHES)

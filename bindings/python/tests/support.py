@@ -14,9 +14,9 @@ PROGRAM = os.environ.get("MEGADP_PROGRAM", os.path.join(BUILD, "bin", "megadp"))
 ABI_JSON = os.environ.get("MEGADP_ABI_JSON", os.path.join(BUILD, "lib", "abi.json"))
 DIGITS = os.environ.get("MEGADP_DIGITS", os.path.join(BUILD, "bindings", "digits.csv"))
 # JAX keeps all that it has compiled, and does not optimise it: every rank of every case compiles the same, for longer than it computes.
-KEPT_BY_JAX = {"XLA_FLAGS": "--xla_backend_optimization_level=0",
-               "JAX_COMPILATION_CACHE_DIR": os.path.join(os.environ.get("MEGADP_BINDINGS_BUILD", os.path.join(BUILD, "bindings")), "jax-compiled"),
-               "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
+JAX_SETTINGS = {"XLA_FLAGS": "--xla_backend_optimization_level=0",
+                "JAX_COMPILATION_CACHE_DIR": os.path.join(os.environ.get("MEGADP_BINDINGS_BUILD", os.path.join(BUILD, "bindings")), "jax-compiled"),
+                "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
 DEVICE = os.environ.get("MEGADP_TEST_DEVICE", "cpu")  # PyTorch's default one, as device/sitecustomize.py makes it
 PATIENCE = 240  # seconds until a program counts as hanging
 TOLERANCE_RANKS, TOLERANCE_REFERENCE = 1e-6, 1e-4
@@ -33,7 +33,7 @@ def python_path():
 def environment(**more):
     """This one's, with our package to be imported, and without what would make a launcher of a test's own surroundings."""
     found = {name: value for name, value in os.environ.items() if not name.startswith(("MEGADP_RANK", "MEGADP_NRANKS", "SLURM_", "OMPI_"))}
-    found.update(PYTHONPATH=python_path(), PYTHONDONTWRITEBYTECODE="1", PYTHONUNBUFFERED="1", **KEPT_BY_JAX, **more)
+    found.update(PYTHONPATH=python_path(), PYTHONDONTWRITEBYTECODE="1", PYTHONUNBUFFERED="1", **JAX_SETTINGS, **more)
     return found
 
 

@@ -14,7 +14,7 @@ class JaxCp(unittest.TestCase):
         return support.run_case(self, ranks, CASES, case)
 
     def test_equal(self):
-        for ranks in (1, 2, 3):
+        for ranks in (1, 2, 3, 4):
             with self.subTest(ranks=ranks):
                 self.assertEqual(re.findall(r"(\d+) attentions", self.run_case(ranks, "equal")), ["28"] * ranks)
 
