@@ -147,6 +147,10 @@ void test_links_are_not_followed() {
     pending->remove_old(1);
     check(fs::exists(runs / "checkpoint-000002") && !fs::is_symlink(runs / "checkpoint-000001"), "the link was an old checkpoint");
     check(content(elsewhere / "file") == "kept", "and what it leads to stays");
+    for (const auto& entry : fs::directory_iterator(runs)) {
+      const std::string name = entry.path().filename();
+      check(!name.starts_with(".removing-") || name == ".removing-1", "the old checkpoint is there under another name");
+    }
   });
 }
 
