@@ -53,10 +53,10 @@ int main(int argc, char** argv) {
       if (i >= 0) times[i] = now_us() - begin;
       for (int k = 0; k < count; k += 16) data[k] = 1; /* what is summed for ever overflows */
     }
-    double all = 0;
-    for (int i = 0; i < TIMES; ++i) all += times[i];
+    double sum = 0;
+    for (int i = 0; i < TIMES; ++i) sum += times[i];
     qsort(times, TIMES, sizeof times[0], ascending);
-    if (rank == 0) printf("%d %.2f %.2f %.2f %.2f\n", count * 4, times[TIMES / 2], times[TIMES / 10], times[TIMES * 9 / 10], all / TIMES);
+    if (rank == 0) printf("%d %.2f %.2f %.2f %.2f\n", count * 4, times[TIMES / 2], times[TIMES / 10], times[TIMES * 9 / 10], sum / TIMES);
   }
 #ifdef WITH_MPI
   MPI_Finalize();
