@@ -12,6 +12,7 @@ import torch
 import megadp
 import megadp.torch
 import support
+from megadp._torch_elementwise import Elements
 
 
 class World(unittest.TestCase):
@@ -372,6 +373,20 @@ class Copies(World):
             again(x).sum().backward()
             megadp.torch.ShardedAdamW(again).step()
             self.assertTrue(torch.equal(model(x), expected))
+
+
+class Steps(unittest.TestCase):
+    def test_elsewhere_than_tried(self):
+        """Steps of torch's optimizers are tried out on the CPU and taken where parameters are: here on torch's device without memory, which
+        refuses what mixes devices as others do."""
+        for name, given in (("RMSprop", {}), ("Adam", {"amsgrad": True}), ("Rprop", {}), ("SGD", {"momentum": 0.9})):
+            elements = Elements(getattr(torch.optim, name), {"lr": 0.1, **given})
+            kept = elements.kept(elements.defaults)
+            master, grad, *arrays = (torch.empty(7, device="meta") for _ in range(2 + len(kept.entries)))
+            self.assertTrue(arrays)
+            with torch.no_grad():
+                for step in (1, 2, 3):
+                    elements.update(elements.defaults, kept, master, grad, dict(zip(kept.entries, arrays)), step)
 
 
 class Averages(World):

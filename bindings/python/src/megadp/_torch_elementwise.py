@@ -76,7 +76,7 @@ class Elements(Stepping):
         return kept
 
     def _read(self, whole: torch.Tensor, state: Dict[str, Any]) -> Kept:
-        kept = self.entries(state)
+        kept = self.entries(whole, state)
         for name, entry in kept.entries.items():
             if entry.number is not None or entry.shape != whole.shape or entry.dtype != torch.float32:
                 what = f"{entry.shape}, {entry.dtype}" if entry.number is None else f"a {entry.number.__name__}"
@@ -198,7 +198,7 @@ class ShardedElementwise(ShardedOptimizer):
         if name == "step":
             return values if kept.step is None or isinstance(kept.step, torch.Tensor) else type(kept.step)(values.item())
         entry = kept.entries.get(name)
-        return values if entry is None or entry.number is None else entry.told(values)
+        return values if entry is None or entry.number is None else entry.told(values, p)
 
 
 def _stepping(model: "DataParallel", kind: Type[torch.optim.Optimizer], values: Dict[str, Any], numbers: List[int]) -> Stepping:

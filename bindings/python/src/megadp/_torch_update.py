@@ -20,16 +20,17 @@ def tried_with(values: Dict[str, Any]) -> Dict[str, Any]:
 
 
 class Entry(NamedTuple):
-    """What is kept under a name. number: the type of what is a plain number to the class, and a tensor of shape () in the library."""
+    """What is kept under a name. device: None where the parameter is. number: the type of what is a plain number to the class, and a tensor of
+    shape () in the library."""
 
     shape: Tuple[int, ...]
     dtype: torch.dtype
-    device: Any
+    device: Optional[torch.device] = None
     number: Any = None
 
-    def told(self, array: torch.Tensor) -> Any:
-        """As the class knows it."""
-        return array.to(self.device) if self.number is None else self.number(array.item())
+    def told(self, array: torch.Tensor, master: torch.Tensor) -> Any:
+        """As the class knows it that steps master."""
+        return array.to(self.device or master.device) if self.number is None else self.number(array.item())
 
 
 class Kept(NamedTuple):
@@ -78,7 +79,7 @@ class Stepping:
             optimizer = self._inner
             optimizer.param_groups = [group]
             optimizer.state.clear()
-            optimizer.state[master] = {name: kept.entries[name].told(array) for name, array in arrays.items()}
+            optimizer.state[master] = {name: kept.entries[name].told(array, master) for name, array in arrays.items()}
             if isinstance(kept.step, torch.Tensor):
                 optimizer.state[master]["step"] = torch.full_like(kept.step, step - 1)
             elif kept.step is not None:
@@ -108,16 +109,17 @@ class Stepping:
             if float(count) != number:
                 self.refuse(f"its 'step' is {count} after {number} steps")
 
-    def entries(self, state: Dict[str, Any]) -> Kept:
-        """Of all that torch has of a parameter after some steps."""
+    def entries(self, param: torch.Tensor, state: Dict[str, Any]) -> Kept:
+        """Of all that torch has of a parameter after some steps. What is on its device is where a parameter is also on others: steps may be
+        tried out elsewhere than they are taken."""
         found = {}
         for name, value in state.items():
             if name == "step" or value is None:
                 continue
             if isinstance(value, torch.Tensor) and value.dtype in _DTYPES:
-                found[name] = Entry(tuple(value.shape), value.dtype, value.device)
+                found[name] = Entry(tuple(value.shape), value.dtype, None if value.device == param.device else value.device)
             elif type(value) in _NUMBERS:
-                found[name] = Entry((), _NUMBERS[type(value)], torch.device("cpu"), type(value))
+                found[name] = Entry((), _NUMBERS[type(value)], number=type(value))
             else:
                 what = value.dtype if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
                 self.refuse(f"it keeps {name!r} ({what}) of a parameter, and only numbers and tensors of {', '.join(map(str, _DTYPES))} can be kept")

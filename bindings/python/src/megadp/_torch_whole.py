@@ -53,7 +53,7 @@ class Whole(Stepping):
         like, grad = (torch.randn(shape, generator=generator, device=self._device) for _ in range(2))
         optimizer = self.make_trial(values, [like])
         self.steps(optimizer, [like], [[grad]])
-        return self.entries(optimizer.state.get(like, {}))
+        return self.entries(like, optimizer.state.get(like, {}))
 
     def _try(self, values: Dict[str, Any], ndim: int) -> None:
         """Some steps of two parameters, and of each by itself, which must come to the same."""
@@ -67,5 +67,5 @@ class Whole(Stepping):
         self.steps(optimizer, both, grads)
         for number, (p, start) in enumerate(zip(both, starts)):
             state = dict(optimizer.state.get(p, {}))
-            self.repeat(values, self.entries(state), start, [each[number] for each in grads], {**state, "parameter": p},
+            self.repeat(values, self.entries(p, state), start, [each[number] for each in grads], {**state, "parameter": p},
                         "it is stepped by itself: the class goes by more than one parameter, or keeps something in its groups")
