@@ -22,7 +22,7 @@
  *             and "when its work is done" means submitted, with the caller's later work on that stream ordered after it.
  *   tensors   Shapes and strides count elements; strides may be negative. A tensor that is passed in is borrowed for the call, and the
  *             data of an input is only read.
- *   threads   One thread at a time per communicator, grid, buffer (with its optimizers). Any thread: mdp_grad_put, _acquire, _release,
+ *   threads   One at a time per communicator, grid, buffer (with optimizers), else STATE. Any thread: mdp_grad_put, _acquire, _release,
  *             _ready and _skip, mdp_param_wait, mdp_request_*, mdp_comm_abort, mdp_comm_error_info, destroys and frees.
  *   since     0.1, for every function and type that does not say otherwise. */
 #ifndef MEGADP_H

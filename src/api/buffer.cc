@@ -51,8 +51,8 @@ mdp_status mdp_buffer_register(mdp_comm* comm, mdp_grid* grid, const mdp_buffer_
     if (comm != nullptr && grid != nullptr) return invalid("comm and grid are both given; a grid has its communicator, leave comm NULL");
     if (comm == nullptr && grid == nullptr) return invalid("comm is NULL and grid is NULL; give one of the two");
     if (comm != nullptr) {
-      if (Status status = check_handle(comm, "comm", Need::all_ranks); !status) return status;
-    } else if (Status status = check_handle(grid, "grid", Need::all_ranks); !status) {
+      if (Status status = check_handle(comm, "comm", Need::alone_in_context); !status) return status;
+    } else if (Status status = check_handle(grid, "grid", Need::alone_in_context); !status) {
       return status;
     }
     auto ours = take_buffer_config(config, "config");
@@ -133,7 +133,7 @@ mdp_status mdp_buffer_broadcast(mdp_buffer* buffer, int32_t root, mdp_request** 
 
 mdp_status mdp_buffer_verify(mdp_buffer* buffer) {
   return guard([&]() -> Status {
-    if (Status status = check_handle(buffer, "buffer", Need::all_ranks); !status) return status;
+    if (Status status = check_handle(buffer, "buffer", Need::alone_in_context); !status) return status;
     return buffer->object->verify();
   });
 }
@@ -188,7 +188,7 @@ mdp_status mdp_buffer_bucket(mdp_buffer* buffer, size_t bucket, mdp_bucket_repor
 mdp_status mdp_buffer_use_order(mdp_buffer* buffer, int32_t* use_order, size_t count) {
   return guard([&]() -> Status {
     if (Status status = check_out(use_order, "use_order"); !status) return status;
-    if (Status status = check_handle(buffer, "buffer", Need::all_ranks); !status) return status;
+    if (Status status = check_handle(buffer, "buffer", Need::alone_in_context); !status) return status;
     const size_t params = buffer->object->plan().params.size();
     if (count != params) return invalid("count is ", count, "; this buffer has ", params, " parameters, give room for each");
     auto order = buffer->object->gradients().use_order();

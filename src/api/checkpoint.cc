@@ -44,10 +44,10 @@ Status take_parts(const mdp_checkpoint_config& given, CheckpointConfig* config) 
     auto part = array->take_at(i);
     if (!part) return part.status();
     if (Status status = check_reserved(part->reserved, {array->name(i), ".reserved"}); !status) return status;
-    if (Status status = check_handle(part->buffer, {array->name(i), ".buffer"}, Need::all_ranks); !status) return status;
+    if (Status status = check_handle(part->buffer, {array->name(i), ".buffer"}, Need::alone_in_context); !status) return status;
     CheckpointPart ours{part->buffer->object, nullptr};
     if (part->optimizer != nullptr) {
-      if (Status status = check_handle(part->optimizer, {array->name(i), ".optimizer"}, Need::all_ranks); !status) return status;
+      if (Status status = check_handle(part->optimizer, {array->name(i), ".optimizer"}, Need::alone_in_context); !status) return status;
       if (part->optimizer->buffer != ours.buffer) return invalid(array->name(i), ".optimizer is not one of the buffer beside it");
       ours.optimizer = part->optimizer->object;
     }

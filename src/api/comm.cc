@@ -153,7 +153,7 @@ mdp_status mdp_comm_create(const mdp_comm_config* config, const mdp_unique_id* i
 mdp_status mdp_comm_split(mdp_comm* comm, int32_t color, int32_t key, mdp_comm** out) {
   return guard([&]() -> Status {
     if (Status status = check_out(out, "out"); !status) return status;
-    if (Status status = check_handle(comm, "comm", Need::all_ranks); !status) return status;
+    if (Status status = check_handle(comm, "comm", Need::alone_in_context); !status) return status;
     auto part = comm->object->split(color, key);
     if (!part) return part.status();
     *out = *part != nullptr ? new mdp_comm(comm->context, *part) : nullptr;

@@ -31,10 +31,11 @@ void fill_error_info(const Status& status, mdp_error_info* out) noexcept;
 // call: the exported function's name, for the sentence of an interruption.
 template <Delivery delivery = Delivery::ordinary, class Body>
 mdp_status guard(Body&& body, const char* call = __builtin_FUNCTION()) noexcept {
-  const CallInWait in_wait(call);
+  CallInWait in_wait(call);
   try {
     const Status status = body();
-    // Before remembering: the callback may itself call the library.
+    // Before remembering: the callback may itself call the library, and on the same handle.
+    in_wait.give_back();
     if constexpr (delivery == Delivery::ordinary) deliver_logs();
     return remember(status);
   } catch (const std::bad_alloc&) {

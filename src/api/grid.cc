@@ -10,7 +10,7 @@ using namespace megadp;
 mdp_status mdp_grid_create(mdp_comm* world, const mdp_grid_config* config, mdp_grid** out) {
   return guard([&]() -> Status {
     if (Status status = check_out(out, "out"); !status) return status;
-    if (Status status = check_handle(world, "world", Need::all_ranks); !status) return status;
+    if (Status status = check_handle(world, "world", Need::alone_in_context); !status) return status;
     auto ours = take_grid_config(config, "config");
     if (!ours) return ours.status();
     auto grid = ProcessGrid::create(world->object, *ours, "mdp_grid_create");
@@ -57,7 +57,7 @@ mdp_status mdp_grid_seed(mdp_grid* grid, uint64_t seed, mdp_random random, uint6
 mdp_status mdp_grid_comm(mdp_grid* grid, uint32_t axes, mdp_comm** out) {
   return guard([&]() -> Status {
     if (Status status = check_out(out, "out"); !status) return status;
-    if (Status status = check_handle(grid, "grid", Need::all_ranks); !status) return status;
+    if (Status status = check_handle(grid, "grid", Need::alone_in_context); !status) return status;
     auto comm = grid->object->comm(axes);
     if (!comm) return comm.status();
     *out = new mdp_comm(grid->context, *comm);

@@ -132,7 +132,7 @@ void give_list(const std::vector<int64_t>& from, int64_t* to) {
 mdp_status mdp_halo_create(mdp_comm* comm, const mdp_halo_config* config, mdp_halo** out) {
   return guard([&]() -> Status {
     if (Status status = check_out(out, "out"); !status) return status;
-    if (Status status = check_handle(comm, "comm", Need::all_ranks); !status) return status;
+    if (Status status = check_handle(comm, "comm", Need::alone_in_context); !status) return status;
     HaloShape shape;
     std::vector<int64_t> part;
     if (Status status = take_halo(config, *comm->object, &shape, &part); !status) return status;

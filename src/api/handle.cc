@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/handle.h"
 
+#include <utility>
+
 #include "api/intake.h"
 
 namespace megadp {
@@ -46,11 +48,19 @@ Status check_context(const Context& context, Need need) {
         "this is within a function of the caller's that mdp_optimizer_step or an attention has called; in it only requests, errors and "
         "ranks may be asked for");
   }
-  World* const lost = need == Need::all_ranks ? context.world.get() : nullptr;
+  World* const lost = need >= Need::all_ranks ? context.world.get() : nullptr;
   ask_while_waiting(context.interrupt, context.world->rank(), lost);
-  if (need != Need::process && need != Need::anywhere) return context.usable();
+  if (need >= Need::any_thread) return context.usable();
   if (!context.world->in_forked_child()) return {};
   return bad_state("this handle belongs to the parent process; a forked child must create its own communicator");
+}
+
+Status check_alone(OneCall& of, std::shared_ptr<void> owner, const Argument& argument) {
+  const std::optional<OneCall::Holder> holder = of.take(std::move(owner));
+  if (!holder) return {};
+  return bad_state(argument, " is in use by ", holder->name != nullptr ? holder->name : "another call",
+                   holder->on_this_thread ? ", which has called the function that makes this call" : " on another thread",
+                   "; one call at a time uses it, so call again when that one has returned");
 }
 
 }  // namespace megadp

@@ -99,13 +99,30 @@ Place place_of(const H& handle) {
   return handle.context->backend->place();
 }
 
-// What a call needs of the handle's context.
+// What a call needs of the handle.
 enum class Need {
-  anywhere,  // as the next; also in an update function of the caller's (InUpdate)
-  process,   // this process made it. Enough for what reads local memory: what is left after a failure can be saved
-  usable,    // and no rank is lost, nothing aborted
-  all_ranks  // and the others make this call too: if it is interrupted, they are lost to each other
+  anywhere,         // as the next; also in an update function of the caller's (InUpdate)
+  process,          // this process made it. Enough for what reads local memory: what is left after a failure can be saved
+  one_call,         // and no other call has it (OneCall)
+  any_thread,       // as process, and no rank is lost, nothing aborted
+  usable,           // and no other call has it
+  all_ranks,        // and the others make this call too: if it is interrupted, they are lost to each other
+  alone_in_context  // and no other such call is under way in its context: ranks tell each other one thing after another there
 };
+constexpr bool takes_alone(Need need) {
+  switch (need) {
+    case Need::anywhere:
+    case Need::process:
+    case Need::any_thread:
+      return false;
+    case Need::one_call:
+    case Need::usable:
+    case Need::all_ranks:
+    case Need::alone_in_context:
+      return true;
+  }
+  return true;
+}
 
 // While it lives, this thread is in a function of the caller's that a step has called.
 class InUpdate {
@@ -120,10 +137,29 @@ Status check_mark(const void* handle, const Argument& argument, const HandleKind
 bool has_mark(const void* handle, const HandleKind& kind) noexcept;
 Status check_context(const Context& context, Need need);
 
+// What has the OneCall of a handle, if there is one: an optimizer has its buffer's.
+template <class H>
+const auto& used_of(const H& handle) {
+  return handle.object;
+}
+inline const auto& used_of(const mdp_optimizer& optimizer) {
+  return optimizer.buffer;
+}
+
+// Code::state while another call has it.
+Status check_alone(OneCall& of, std::shared_ptr<void> owner, const Argument& argument);
+
 template <class H>
 Status check_handle(const H* handle, const Argument& argument, Need need) {
   if (Status status = check_mark(handle, argument, H::kind); !status) return status;
-  return check_context(*handle->context, need);
+  if (Status status = check_context(*handle->context, need); !status) return status;
+  const auto& used = used_of(*handle);
+  if constexpr (requires { used->one_call(); }) {
+    Status alone = takes_alone(need) ? check_alone(used->one_call(), used, argument) : Status();
+    if (!alone || need != Need::alone_in_context) return alone;
+    return check_alone(handle->context->one_call, handle->context, {argument, "'s context"});
+  }
+  return {};
 }
 
 // NULL, a handle of another kind and a forked child's copy are left alone.

@@ -37,7 +37,7 @@ Status check_has_scaler(mdp_optimizer* optimizer) {
 mdp_status mdp_optimizer_create(mdp_buffer* buffer, const mdp_optimizer_config* config, mdp_optimizer** out) {
   return guard([&]() -> Status {
     if (Status status = check_out(out, "out"); !status) return status;
-    if (Status status = check_handle(buffer, "buffer", Need::all_ranks); !status) return status;
+    if (Status status = check_handle(buffer, "buffer", Need::alone_in_context); !status) return status;
     auto ours = take_optimizer_config(config, buffer->object->plan().params.size());
     if (!ours) return ours.status();
     auto optimizer = Optimizer::create(buffer->object, *ours);
@@ -72,7 +72,7 @@ mdp_status mdp_optimizer_set_scaler(mdp_optimizer* optimizer, const mdp_scaler* 
 mdp_status mdp_optimizer_scaler(mdp_optimizer* optimizer, mdp_scaler* out) {
   return guard([&]() -> Status {
     if (Status status = check_output(out, "out"); !status) return status;
-    if (Status status = check_handle(optimizer, "optimizer", Need::process); !status) return status;
+    if (Status status = check_handle(optimizer, "optimizer", Need::one_call); !status) return status;
     if (Status status = check_has_scaler(optimizer); !status) return status;
     auto scale = optimizer->object->loss_scale();
     if (!scale) return scale.status();
@@ -84,7 +84,7 @@ mdp_status mdp_optimizer_scaler(mdp_optimizer* optimizer, mdp_scaler* out) {
 mdp_status mdp_optimizer_scale(mdp_optimizer* optimizer, mdp_tensor* out) {
   return guard([&]() -> Status {
     if (Status status = check_output(out, "out"); !status) return status;
-    if (Status status = check_handle(optimizer, "optimizer", Need::process); !status) return status;
+    if (Status status = check_handle(optimizer, "optimizer", Need::one_call); !status) return status;
     if (Status status = check_has_scaler(optimizer); !status) return status;
     static constexpr std::array<int64_t, 2> one{1, 1};
     give_slice(place_of(*optimizer), {optimizer->object->loss_scale_place(), DType::f32, &one}, out);
@@ -95,7 +95,7 @@ mdp_status mdp_optimizer_scale(mdp_optimizer* optimizer, mdp_tensor* out) {
 mdp_status mdp_optimizer_state(mdp_optimizer* optimizer, size_t param, const char* name, mdp_tensor* out) {
   return guard([&]() -> Status {
     if (Status status = check_output(out, "out"); !status) return status;
-    if (Status status = check_handle(optimizer, "optimizer", Need::process); !status) return status;
+    if (Status status = check_handle(optimizer, "optimizer", Need::one_call); !status) return status;
     if (name == nullptr) return invalid("name is NULL; ", optimizer->object->names_of_state());
     constexpr size_t longest = 65;  // one more than a name may have
     auto slice = optimizer->object->state(param, std::string_view(name, strnlen(name, longest)));
@@ -108,7 +108,7 @@ mdp_status mdp_optimizer_state(mdp_optimizer* optimizer, size_t param, const cha
 mdp_status mdp_optimizer_steps(mdp_optimizer* optimizer, size_t param, uint64_t* steps) {
   return guard([&]() -> Status {
     if (Status status = check_out(steps, "steps"); !status) return status;
-    if (Status status = check_handle(optimizer, "optimizer", Need::process); !status) return status;
+    if (Status status = check_handle(optimizer, "optimizer", Need::one_call); !status) return status;
     auto count = optimizer->object->steps(param);
     if (!count) return count.status();
     *steps = *count;
@@ -134,7 +134,7 @@ mdp_status mdp_optimizer_set_steps(mdp_optimizer* optimizer, uint64_t taken, con
 mdp_status mdp_optimizer_info(mdp_optimizer* optimizer, char* json, size_t capacity, size_t* needed) {
   return guard([&]() -> Status {
     if (Status status = check_text_output(json, capacity, needed); !status) return status;
-    if (Status status = check_handle(optimizer, "optimizer", Need::process); !status) return status;
+    if (Status status = check_handle(optimizer, "optimizer", Need::one_call); !status) return status;
     auto info = optimizer->object->json();
     if (!info) return info.status();
     return give_text(*info, json, capacity, needed);

@@ -58,7 +58,7 @@ mdp_status mdp_microbatch_begin(mdp_buffer* buffer, int32_t is_last) {
 
 mdp_status mdp_param_wait(mdp_buffer* buffer, size_t param, mdp_stream consumer) {
   return guard([&]() -> Status {
-    if (Status status = check_call(buffer, consumer, "consumer"); !status) return status;
+    if (Status status = check_call(buffer, consumer, "consumer", Need::any_thread); !status) return status;
     return buffer->object->params().wait(param, consumer);
   });
 }
@@ -92,7 +92,7 @@ mdp_status mdp_param_changed(mdp_buffer* buffer) {
 
 mdp_status mdp_grad_put(mdp_buffer* buffer, size_t param, const mdp_tensor* grad, uint64_t flags, mdp_stream producer) {
   return guard<Delivery::silent>([&]() -> Status {
-    if (Status status = check_call(buffer, producer, "producer"); !status) return status;
+    if (Status status = check_call(buffer, producer, "producer", Need::any_thread); !status) return status;
     if (Status status = check_flags(flags, MDP_GRAD_ADD | MDP_GRAD_MORE, "flags", "MDP_GRAD_ADD (1) and MDP_GRAD_MORE (2)"); !status) {
       return status;
     }
@@ -105,7 +105,7 @@ mdp_status mdp_grad_put(mdp_buffer* buffer, size_t param, const mdp_tensor* grad
 
 mdp_status mdp_grad_ready(mdp_buffer* buffer, size_t param, mdp_stream producer) {
   return guard<Delivery::silent>([&]() -> Status {
-    if (Status status = check_call(buffer, producer, "producer"); !status) return status;
+    if (Status status = check_call(buffer, producer, "producer", Need::any_thread); !status) return status;
     return buffer->object->gradients().ready(param, producer);
   });
 }
@@ -114,7 +114,7 @@ mdp_status mdp_grad_acquire(mdp_buffer* buffer, size_t param, mdp_tensor* out, i
   return guard<Delivery::silent>([&]() -> Status {
     if (Status status = check_output(out, "out"); !status) return status;
     if (Status status = check_out(first, "first"); !status) return status;
-    if (Status status = check_call(buffer, producer, "producer"); !status) return status;
+    if (Status status = check_call(buffer, producer, "producer", Need::any_thread); !status) return status;
     bool replaces = false;
     auto view = buffer->object->gradients().acquire(param, &replaces, producer);
     if (!view) return view.status();
@@ -126,14 +126,14 @@ mdp_status mdp_grad_acquire(mdp_buffer* buffer, size_t param, mdp_tensor* out, i
 
 mdp_status mdp_grad_release(mdp_buffer* buffer, size_t param) {
   return guard<Delivery::silent>([&]() -> Status {
-    if (Status status = check_handle(buffer, "buffer", Need::usable); !status) return status;
+    if (Status status = check_handle(buffer, "buffer", Need::any_thread); !status) return status;
     return buffer->object->gradients().release(param);
   });
 }
 
 mdp_status mdp_grad_skip(mdp_buffer* buffer, size_t param) {
   return guard<Delivery::silent>([&]() -> Status {
-    if (Status status = check_handle(buffer, "buffer", Need::usable); !status) return status;
+    if (Status status = check_handle(buffer, "buffer", Need::any_thread); !status) return status;
     return buffer->object->gradients().skip(param);
   });
 }

@@ -157,7 +157,7 @@ mdp_status mdp_tp_region_bwd(mdp_comm* comm, const mdp_tp_region_config* config,
 mdp_status mdp_tp_linear_create(mdp_comm* comm, const mdp_tp_linear_config* config, mdp_tp_linear** out) {
   return guard([&]() -> Status {
     if (Status status = check_out(out, "out"); !status) return status;
-    if (Status status = check_handle(comm, "comm", Need::all_ranks); !status) return status;
+    if (Status status = check_handle(comm, "comm", Need::alone_in_context); !status) return status;
     auto ours = take_linear(config);
     if (!ours) return ours.status();
     auto layer = TpLinear::create(comm->object, *std::move(ours));

@@ -18,7 +18,20 @@ CallInWait::CallInWait(const char* name) noexcept : name_(name), outer_(current)
 }
 
 CallInWait::~CallInWait() {
+  give_back();
   current = outer_;
+}
+
+void CallInWait::give_back() noexcept {
+  while (taken_ != nullptr) {
+    OneCall* const last = taken_;
+    taken_ = last->next_;
+    last->give_back();
+  }
+}
+
+CallInWait* CallInWait::here() noexcept {
+  return current;
 }
 
 void ask_while_waiting(const Interrupt& by, int rank, World* lost) noexcept {

@@ -18,6 +18,7 @@
 
 #include "base/deadline.h"
 #include "base/status.h"
+#include "control/one_call.h"
 
 namespace megadp {
 
@@ -36,12 +37,17 @@ class CallInWait {
   CallInWait(const CallInWait&) = delete;
   CallInWait& operator=(const CallInWait&) = delete;
 
+  // Before its end: what no other call may use meanwhile.
+  void give_back() noexcept;
+
  private:
   friend void ask_while_waiting(const Interrupt& by, int rank, World* lost) noexcept;
   friend Deadline ask_by(Deadline deadline) noexcept;
   friend bool interrupted();
   friend Status interruption();
   friend class Uninterrupted;
+  friend class OneCall;
+  static CallInWait* here() noexcept;
 
   const char* const name_;
   CallInWait* const outer_;
@@ -50,6 +56,7 @@ class CallInWait {
   int rank_ = -1;
   uint64_t ask_at_ns_ = UINT64_MAX;
   bool ended_ = false;
+  OneCall* taken_ = nullptr;
 };
 
 // Whom the call under way on this thread asks; `rank` is this process's in the world. lost: what fails if it is interrupted (it lives as

@@ -4,6 +4,7 @@ set(MEGADP_control_SOURCES
     interrupt.cc
     memory_check.cc
     memory_limits.cc
+    one_call.cc
     process_id.cc
     wording.cc
     world.cc

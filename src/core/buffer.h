@@ -29,6 +29,8 @@ class Buffer {
   Arenas& arenas() const noexcept { return *components_->arenas; }
   Params& params() const noexcept { return *components_->params; }
   Gradients& gradients() const noexcept { return *components_->gradients; }
+  // Its optimizers' too.
+  OneCall& one_call() noexcept { return one_call_; }
 
   // Gives the owned ranges of all parameters, which have been written, to the ranks that hold replicas of them. Collective over the grid's
   // world, blocking.
@@ -54,6 +56,7 @@ class Buffer {
     std::shared_ptr<Gradients> gradients;
   };
   std::unique_ptr<Components> components_;
+  OneCall one_call_;
 };
 
 }  // namespace megadp

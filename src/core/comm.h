@@ -15,6 +15,7 @@
 #include "base/status.h"
 #include "control/agreement.h"
 #include "control/interrupt.h"
+#include "control/one_call.h"
 #include "control/world.h"
 #include "core/channel.h"
 #include "core/saves.h"
@@ -43,6 +44,8 @@ struct Context {
   std::vector<Passing> passing;  // under mutex
   void retire(std::unique_ptr<Channel> channel) noexcept;
   void drop_passed() noexcept;
+
+  OneCall one_call;  // of what makes, compares, saves and loads: at most one call of the context's does
 
   Saves saves;  // goes first: it may still be writing
 
@@ -86,6 +89,7 @@ class Comm {
   Context& context() noexcept { return *context_; }
   const std::shared_ptr<Context>& shared_context() const noexcept { return context_; }
   Scratch& scratch() noexcept { return scratch_; }
+  OneCall& one_call() noexcept { return one_call_; }
   // This process's rank in the world.
   int world_rank() const noexcept { return context_->world->rank(); }
 
@@ -105,6 +109,7 @@ class Comm {
   std::shared_ptr<Channel> channel_;
   std::shared_ptr<Group> group_;
   Scratch scratch_;
+  OneCall one_call_;
 };
 
 }  // namespace megadp

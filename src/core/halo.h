@@ -17,6 +17,7 @@ class Halo {
   // Collective over the communicator, blocking. part: the shape of this rank's, without halo.
   static Result<std::shared_ptr<Halo>> create(const std::shared_ptr<Comm>& comm, HaloShape shape, std::vector<int64_t> part);
 
+  OneCall& one_call() const noexcept { return comm_->one_call(); }
   // Of shape.arrays, padded, dense, zero at first, shaped as the fields are in turn; what neighbours of the node need of these they read
   // there, if it is much.
   const std::vector<StridedArray>& arrays() const noexcept { return own_; }

@@ -21,12 +21,14 @@ class ProcessGrid {
   int rank() const noexcept { return world_->rank(); }
   // Collective over the group's members (so: call it on all ranks). The world's own communicator when the group is the whole world.
   Result<std::shared_ptr<Comm>> comm(Axes axes);
+  OneCall& one_call() noexcept { return one_call_; }
 
  private:
   ProcessGrid(std::shared_ptr<Comm> world, Grid grid) : world_(std::move(world)), grid_(std::move(grid)) {}
   std::shared_ptr<Comm> world_;
   Grid grid_;
   std::vector<std::pair<Axes, std::shared_ptr<Comm>>> made_;
+  OneCall one_call_;
 };
 
 }  // namespace megadp

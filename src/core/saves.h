@@ -18,7 +18,7 @@ class CheckpointWrite;
 class Request;
 struct Context;
 
-// Its methods are called from collective calls, so that no two of them run at once.
+// Its methods are called from calls that have the context alone (OneCall), so that no two of them run at once.
 class Saves {
  public:
   Saves() = default;

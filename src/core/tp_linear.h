@@ -57,6 +57,7 @@ class TpLinear {
   Status backward(const Backward& given, void* caller);
 
   Comm& comm() const noexcept { return *comm_; }
+  OneCall& one_call() const noexcept { return comm_->one_call(); }
 
  private:
   TpLinear(std::shared_ptr<Comm> comm, TpLinearConfig config);

@@ -8,9 +8,16 @@
 
 #include <atomic>
 #include <chrono>
+#include <future>
+#include <memory>
+#include <new>
+#include <optional>
+#include <string>
 #include <thread>
 
+#include "api/error.h"
 #include "check.h"
+#include "control/one_call.h"
 
 using namespace megadp;
 using namespace megadp::test;
@@ -101,6 +108,45 @@ void a_callback_may_call_the_library() {
   check_equal(calls, 2, "calls");
 }
 
+// It comes when the call has given back what it had alone.
+void a_callback_may_use_what_the_call_has_used() {
+  static const std::shared_ptr<OneCall> shared = std::make_shared<OneCall>();
+  static int calls;
+  calls = 0;
+  const auto take = [] { return shared->take(shared) ? Status(Code::state, "refused") : Status(); };
+  set_log(
+      [](void*, int32_t, const char*, size_t) {
+        ++calls;
+        check(guard([] { return shared->take(shared) ? Status(Code::state, "refused") : Status(); }) == MDP_OK, "taken in the callback");
+      },
+      nullptr);
+  const auto use = [&]() -> Status {
+    check(take().ok() && take().ok(), "a call has it, and may take it again");
+    check(guard(take) == MDP_E_STATE, "a call within it is refused");
+    const auto holder = std::async(std::launch::async, [&] {
+                          std::optional<OneCall::Holder> found;
+                          guard([&]() -> Status {
+                            found = shared->take(shared);
+                            return {};
+                          });
+                          return found;
+                        }).get();
+    check(holder && std::string(holder->name) == "first" && !holder->on_this_thread, "who has it");
+    log(LogLevel::info, "from inside");
+    return {};
+  };
+  check(guard(use, "first") == MDP_OK, "the call");
+  check_equal(calls, 1, "calls");
+  check(guard(take) == MDP_OK, "taken after the call");
+  check(guard([&]() -> Status {
+          (void)shared->take(shared);
+          throw std::bad_alloc();
+        }) == MDP_E_MEMORY,
+        "a call that runs out of memory");
+  check(guard(take) == MDP_OK, "taken after a call that ran out of memory");
+  set_log(nullptr, nullptr);
+}
+
 void set_log_waits_for_the_callback_on_another_thread() {
   static std::atomic<int> state;
   state = 0;
@@ -170,6 +216,7 @@ int main() {
   the_queue_is_bounded();
   without_a_callback_only_what_matters_is_printed();
   a_callback_may_call_the_library();
+  a_callback_may_use_what_the_call_has_used();
   set_log_waits_for_the_callback_on_another_thread();
   threads_lose_nothing();
   a_forked_child_can_log();
