@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """megadp.torch in one process: what scripts write into a model, by every way, and what they put in the place of its parts."""
 import copy
+import tempfile
 import unittest
 import warnings
 
@@ -129,6 +130,34 @@ class Writes(World):
             optimizer.state_dict()
         torch.testing.assert_close([torch.from_dlpack(optimizer._native.state(i, "master")) for i in range(4)], before, rtol=0, atol=0)
 
+    def test_masters_that_round_to_what_was_written(self):
+        """Keep their bits: to write a part of a parameter, or what is there already, costs no update."""
+        def row(model):
+            with torch.no_grad():
+                model.module[0].weight[0] = 0.0
+
+        def nothing(model):
+            with torch.no_grad():
+                model.module[0].weight.clamp_(-100.0, 100.0)
+
+        def again(model):
+            model.load_state_dict(copy.deepcopy(model.state_dict()))
+
+        found = []
+        for write in (None, row, nothing, again):
+            model, optimizer = self.trained()
+            for _ in range(10):
+                if write is not None:
+                    write(model)
+                self.step(model, optimizer)
+            found.append([torch.from_dlpack(optimizer._native.state(i, "master")).clone() for i in range(4)])
+        untouched, rowed, *same = found
+        self.assertNotEqual(untouched[0].tolist(), untouched[0].bfloat16().tolist())
+        for each in same:
+            self.assertTrue(all(map(torch.equal, each, untouched)))
+        torch.testing.assert_close(rowed[0][:3].abs(), torch.full((3,), 1e-4), rtol=0, atol=2e-5)
+        self.assertTrue(torch.equal(rowed[0][3:], untouched[0][3:]))
+
     def test_hooks(self):
         """Of torch's for state_dict and load_state_dict."""
         model, optimizer = self.trained()
@@ -138,6 +167,85 @@ class Writes(World):
         optimizer.register_load_state_dict_post_hook(lambda _: seen.append(2))
         optimizer.load_state_dict(optimizer.state_dict())
         self.assertEqual(seen, [1, 2])
+
+
+class Interrupted(World):
+    """Calls that meet, and signals whose handlers raise: nothing is lost, and zero_grad() begins anew."""
+
+    def model(self):
+        torch.manual_seed(5)
+        model = self.wrap(torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 2)))
+        return model, megadp.torch.ShardedSGD(model, lr=1.0)
+
+    @staticmethod
+    def backward(model):
+        model(torch.ones(4, 3)).sum().backward()
+
+    def expected(self):
+        model, optimizer = self.model()
+        self.backward(model)
+        optimizer.step()
+        return [p.detach().clone() for p in model.parameters()]
+
+    def test_calls_that_meet(self):
+        """A step during a save, of the script's or of the library's own calls, is refused, and is taken when it is called again."""
+        def refused(model, optimizer):
+            with model._alone("save_checkpoint()"):
+                optimizer.step()
+
+        def refused_within(model, optimizer):
+            def sync():
+                model.storage.sync = synced
+                raise megadp.MegaDPError(megadp.Status.STATE, "buffer is in use by mdp_checkpoint_save on another thread")
+
+            synced, model.storage.sync = model.storage.sync, sync
+            optimizer.step()
+
+        for meet, said in ((refused, "step.. comes while save_checkpoint.. of the same model"), (refused_within, "in use by")):
+            model, optimizer = self.model()
+            self.backward(model)
+            with self.assertRaisesRegex(megadp.MegaDPError, said) as caught:
+                meet(model, optimizer)
+            self.assertEqual(caught.exception.code, megadp.Status.STATE)
+            optimizer.step()
+            self.assertTrue(all(map(torch.equal, model.parameters(), self.expected())))
+        with tempfile.TemporaryDirectory() as folder:
+            for call in (megadp.torch.save_checkpoint, megadp.torch.load_checkpoint):
+                with model._alone("step()"), self.assertRaisesRegex(megadp.MegaDPError, f"{call.__name__}.. comes while step"):
+                    call(folder, model, optimizer)
+                call(folder, model, optimizer)
+            with model._alone("step()"), self.assertRaisesRegex(megadp.MegaDPError, "state_dict.. comes while"):
+                optimizer.state_dict()
+
+    def test_signals(self):
+        """Raised between the library's taking a gradient and what is noted of that here, and between others of its calls."""
+        for call in ("put", "skip", "begin_microbatch", "sync"):
+            for at in range(1, 5):
+                model, optimizer = self.model()
+                expected, whole = self.expected(), getattr(model.storage, call)
+                calls = []
+
+                def interrupted(*given, **named):
+                    found = whole(*given, **named)
+                    calls.append(call)
+                    if len(calls) == at:
+                        raise KeyboardInterrupt
+                    return found
+
+                setattr(model.storage, call, interrupted)
+                try:
+                    with model.no_sync():
+                        model.module[0](torch.ones(4, 3)).sum().backward()
+                    optimizer.zero_grad()
+                    self.backward(model)
+                    optimizer.zero_grad()
+                except KeyboardInterrupt:
+                    pass
+                delattr(model.storage, call)
+                optimizer.zero_grad()
+                self.backward(model)
+                optimizer.step()
+                self.assertTrue(all(map(torch.equal, model.parameters(), expected)), f"{call} {at}")
 
 
 if __name__ == "__main__":

@@ -60,6 +60,27 @@ def case_norms_beside_other_tensors():
     compare("norms beside other tensors", *found)
 
 
+def case_two_models():
+    """In one call on gradients of several models each is its own model's."""
+    data = batches(2)
+    for options in ({}, dict(sharding="zero_0"), dict(sharding="zero_2")):
+        found = []
+        for make in (lambda: ours(**options), theirs):
+            models = [make()[0] for _ in data]
+            for model, x in zip(models, data):
+                mse_loss(model(x), x).backward()
+            params = [p for pair in zip(*([m.module.first.weight, m.module.last.bias] for m in models)) for p in pair]
+            norms = torch._foreach_norm([p.grad for p in params])
+            total = torch.nn.utils.clip_grad_norm_(params, 0.3, foreach=True)
+            clipped = torch._foreach_norm([p.grad for p in params], 1)
+            torch.nn.utils.clip_grad_value_(params, 0.01, foreach=True)
+            found.append([*map(float, (*norms, total, *clipped)), *(float(p.grad.norm()) for p in params)])
+            if options.get("sharding") == "zero_0":
+                first, second = params[0].grad, params[1].grad
+                found[-1] += [float((first * second).sum()), float(first.add_(second).norm()), float(second.norm())]
+        compare(f"norms of two models, {options}", *found)
+
+
 def case_assigned_data():
     """`p.grad.data =` and what is like it: the values are taken, and the steps after that are right too."""
     def masked(p):

@@ -104,12 +104,12 @@ def _dispatch(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         return _without_values(func, args, kwargs)
     elif name in ("detach", "detach_", "alias"):
         return args[0]
-    home = _gradients_in((args, kwargs), [])[0]._home()
-    if home is None or home.storage.closed:
-        return _plainly(func, _replaced(args, _as_plain), _replaced(kwargs, _as_plain))
     first = _gradients_in(args[:1], [])
-    if name.startswith(("_foreach_", "_amp_foreach_")) and 0 < len(first) < len(args[0]):
-        return _one_by_one(func, args, kwargs)
+    if name.startswith(("_foreach_", "_amp_foreach_")) and len({_home_of(item) for item in args[0]}) > 1:
+        return _home_by_home(func, args, kwargs)
+    home = _home_of((first or _gradients_in((args, kwargs), []))[0])
+    if home is None:
+        return _plainly(func, _replaced(args, _reading(name)), _replaced(kwargs, _reading(name)))
     degree = _degree(first, name, args, kwargs) if name in _NORMS and first else None
     if degree is not None and (degree > 0 or not home.whole):
         return _norm(home, first, name, degree, kwargs.get("dtype"))
@@ -119,8 +119,23 @@ def _dispatch(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         raise invalid(f"{name} writes into the gradient of {home.names[_gradients_in(kwargs['out'], [])[0]._number]!r}; {_WAYS}")
     if first and (assigned or name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))):
         return _change(home, first, name, func, args, kwargs)
-    read = lambda grad: home.values(grad._number, name)  # noqa: E731
-    return func(*_replaced(args, read), **_replaced(kwargs, read))
+    return func(*_replaced(args, _reading(name)), **_replaced(kwargs, _reading(name)))
+
+
+def _home_of(value: Any) -> "Optional[Gradients]":
+    """None: it is no gradient, or its memory is torch's by now."""
+    home = value._home() if isinstance(value, Grad) else None
+    return None if home is None or home.storage.closed else home
+
+
+def _reading(what: str) -> Callable[[Grad], torch.Tensor]:
+    """The values of a gradient of any model."""
+
+    def read(grad: Grad) -> torch.Tensor:
+        home = _home_of(grad)
+        return _as_plain(grad) if home is None else home.values(grad._number, what)
+
+    return read
 
 
 def _as_plain(grad: Grad) -> torch.Tensor:
@@ -139,15 +154,22 @@ _WAYS = ("between backward and step gradients can be scaled, clamped and clipped
          "GradScaler, max_grad_norm of a sharded optimizer, p.grad.mul_(number)), and their norms be had")
 
 
-def _one_by_one(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
-    """Of a list with other tensors among the gradients."""
+def _home_by_home(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+    """Of a list with gradients of several models, or other tensors among them."""
     count = len(args[0])
+    numbers: "Dict[Optional[Gradients], List[int]]" = {}
+    for i, item in enumerate(args[0]):
+        numbers.setdefault(_home_of(item), []).append(i)
+    found: List[Any] = [None] * count
+    for these in numbers.values():
 
-    def at(i: int, value: Any) -> Any:
-        return [value[i]] if isinstance(value, (list, tuple)) and len(value) == count else value
+        def of_these(value: Any) -> Any:
+            return [value[i] for i in these] if isinstance(value, (list, tuple)) and len(value) == count else value
 
-    found = [func(*(at(i, value) for value in args), **{key: at(i, value) for key, value in kwargs.items()}) for i in range(count)]
-    return None if found[0] is None else [item for items in found for item in items]
+        items = func(*map(of_these, args), **{key: of_these(value) for key, value in kwargs.items()})
+        for i, item in zip(these, items or ()):
+            found[i] = item
+    return None if found[0] is None else found
 
 
 def _degree(grads: List[Grad], name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[float]:
@@ -218,7 +240,8 @@ def _write(home: "Gradients", grads: List[Grad], name: str, func: Any, args: Tup
     if home.whole:
         slots = [slot.view(grad.shape) for grad, slot in zip(grads, slots)]
     given = {id(grad): slot.detach() for grad, slot in zip(grads, slots)}
-    read = lambda grad: given[id(grad)] if id(grad) in given else home.values(grad._number, name)  # noqa: E731
+    others = _reading(name)
+    read = lambda grad: given[id(grad)] if id(grad) in given else others(grad)  # noqa: E731
     func(*_replaced(args, read), **_replaced(kwargs, read))
     for grad, slot in zip(grads, slots):
         _take(home.names[grad._number], name, slot, given[id(grad)])

@@ -81,7 +81,8 @@ class GradScaler:
         if closure is not None:
             raise invalid("closure is given to step() of a GradScaler; call it before, and scale the loss")
         if self._stepped:
-            raise MegaDPError(Status.STATE, "step() for the second time since the last update() of the GradScaler")
+            raise MegaDPError(Status.STATE, "step() for the second time since the last update() of the GradScaler: each model has a "
+                              "GradScaler of its own (torch.amp.GradScaler may be one for all)")
         self._take(optimizers)
         for each in optimizers if self._unscaled else ():
             if each not in self._unscaled:

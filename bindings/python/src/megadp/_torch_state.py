@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state of sharded optimizers as torch's have it: collected from the shards of all ranks, and cut into shards again."""
 import warnings
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, MutableMapping, NamedTuple, NoReturn, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Iterator, List, Mapping, MutableMapping, NamedTuple, NoReturn, Optional, Tuple
 
 import torch
 
@@ -61,6 +61,8 @@ class ShardedState:
         self._model, self._native, self.params, self._form = model, native, params, form
         # Loaded masters of half-width parameters. They wait for the next step, since a script may load the model before or after.
         self._masters: Dict[int, torch.Tensor] = {}
+        self._before: Dict[int, torch.Tensor] = {}  # those of parameters that torch has written since, as they were
+        model._states.add(self)
         self._kept = native._place.param_states  # of single parameters, by name, in shapes of their own
         self._begins = {piece.param: piece.param_begin for piece in model.storage.owned()}
 
@@ -129,20 +131,28 @@ class ShardedState:
 
     def forget(self) -> None:
         """Masters have come by another way."""
-        self._masters = {}
+        self._masters, self._before = {}, {}
+
+    def keep_masters(self, written: Iterable[int]) -> None:
+        """Before the library is told that these parameters were written."""
+        for i in written:
+            if self._form.masters and i in self.params and i not in self._before:
+                self._before[i] = as_tensor(self._native.state(i, "master")).clone()
 
     def settle(self) -> None:
-        """Masters follow parameters that were written, and are then what was loaded, where that rounds to the parameter. Local."""
+        """Masters follow parameters that were written, and are then what was loaded, or what they were, where that rounds to the parameter.
+        Local."""
         self._model._follow_writes()
         others = total = 0
-        for i, loaded in self._masters.items():
+        for i, known in {**self._before, **self._masters}.items():
             view, begin, p = as_tensor(self._native.state(i, "master")), self._begins.get(i, 0), self.params[i].detach()
             values = p.reshape(-1)[begin:begin + view.numel()]
-            loaded = loaded.to(view.device)
-            fits = loaded.to(p.dtype) == values
-            view.copy_(torch.where(fits, loaded, values.float()))
-            others, total = others + int((~fits).sum()), total + fits.numel()
-        self._masters = {}
+            known = known.to(view.device)
+            fits = known.to(p.dtype) == values
+            view.copy_(torch.where(fits, known, values.float()))
+            if i in self._masters:
+                others, total = others + int((~fits).sum()), total + fits.numel()
+        self._masters, self._before = {}, {}
         if others:
             warnings.warn(f"{others} of {total} masters that load_state_dict of the optimizer has loaded on this rank do not round to the "
                           "model's parameters, which they now follow: load the model from the same checkpoint", stacklevel=3)

@@ -230,9 +230,9 @@ class Gradients:
             self._versions[number] = self._slots[number]._version
         self._clean[number] = 1
 
-    def finish(self, needed: bool = True) -> None:
+    def finish(self, needed: bool = True, thrown_away: bool = False) -> None:
         """Ends backward: nothing more comes, gradients are reduced. Collective. needed: it is an error if check_finite has found one that is
-        not finite; not so for who looks for that himself, or throws gradients away."""
+        not finite; not so for who looks for that himself. thrown_away: nor for whom what has come is of no interest."""
         if self.phase == REDUCED:
             return
         if self._backward and torch._C._current_graph_task_id() == -1:
@@ -244,18 +244,30 @@ class Gradients:
         if self.phase == ADDING or self._anew:  # all passes were inside no_sync, or this rank has had none
             self.storage.begin_microbatch(True)
             self._anew, self._arrived = False, bytearray(len(self.names))
+        self.phase = LAST  # also where no pass has been; what follows may be interrupted, or refused, and is gone on with then
         for i in self.params:
             if not self._arrived[i]:
-                self.storage.skip(i)
+                self._skip(i, thrown_away)
         self._norms.clear()
         try:
             self.storage.sync()
         except MegaDPError as error:
+            if error.code == Status.STATE and error.rank is None:  # another thread's call is under way: nothing has been done
+                raise
             if needed or error.code != Status.NUMERIC:
                 self._begin_anew()
                 raise self._explained(error) from None
         self.phase, self._clean = REDUCED, bytearray(len(self.names))
         self._give_views()
+
+    def _skip(self, number: int, thrown_away: bool) -> None:
+        try:
+            self.storage.skip(number)
+        except MegaDPError as error:
+            # A signal's handler has raised as its gradient had been handed over, and before that was noted here.
+            if error.code != Status.STATE or not thrown_away:
+                raise
+        self._arrived[number] = 1
 
     def _explained(self, error: MegaDPError) -> MegaDPError:
         if error.code not in (Status.PEER, Status.DESYNC, Status.TIMEOUT):
@@ -279,11 +291,13 @@ class Gradients:
                 continue
             if p.grad is not self._views[i]:
                 raise MegaDPError(Status.STATE, f".grad of {self.names[i]!r} was replaced between backward and step; change gradients in "
-                                  "place (clip_grad_norm_, GradScaler, p.grad.mul_), zero_grad() of the optimizer throws them away", param=i)
+                                  "place (clip_grad_norm_, GradScaler, p.grad.mul_), zero_grad() of the optimizer throws them away, and "
+                                  "requires_grad_(False) before the forward leaves a parameter out of a step", param=i)
             if self._slots[i]._version != self._versions[i]:
                 raise MegaDPError(Status.STATE, f"the gradient of {self.names[i]!r} was changed after it had come, while it was being "
                                   "reduced: clip by the optimizer's max_grad_norm or torch.nn.utils.clip_grad_norm_, scale by "
-                                  "torch.amp.GradScaler", param=i)
+                                  "torch.amp.GradScaler; where all of it is here (sharding='zero_0'), write to p.grad itself, not to a view of it",
+                                  param=i)
 
     def used(self, by_library: bool) -> None:
         """The step has been taken."""
@@ -321,7 +335,7 @@ class Gradients:
         if self.phase == LAST or (self.pooled and self.phase == ADDING):
             for i, p in self.params.items():  # whatever was done to them is of no interest any more
                 p.grad, self._versions[i] = self._views[i], self._slots[i]._version
-            self.finish(needed=False)
+            self.finish(needed=False, thrown_away=True)
         if self.phase == REDUCED:
             self._begin_anew()
         elif self.phase == ADDING:
@@ -341,7 +355,7 @@ class Gradients:
             raise MegaDPError(Status.UNSUPPORTED, f"zero_ of the gradient of {self.names[numbers[0]]!r} after a pass in no_sync: with zero_2 it "
                               "is added up already; zero_grad() of the optimizer throws all gradients away", param=numbers[0])
         if self.phase == LAST:
-            self.finish(needed=False)
+            self.finish(needed=False, thrown_away=True)
         for i in numbers:
             self.storage.wait(i)  # the last step may still be reading
             if not self.pooled or self.phase == REDUCED:

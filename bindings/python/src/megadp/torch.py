@@ -5,6 +5,7 @@ docs/from-ddp.md says what becomes of scripts written for DistributedDataParalle
 communicate, and calls these as they stand (fullgraph=True refuses them).
 """
 import contextlib
+import weakref
 from typing import TYPE_CHECKING, Any, Iterable, Iterator, Mapping, NoReturn, Optional, Sequence, Tuple, Union
 
 import torch
@@ -16,6 +17,7 @@ from ._errors import invalid
 from ._grid import Grid
 from ._params import Param
 from ._saved import Together
+from ._torch_alone import Alone
 from ._torch_checkpoint import load_checkpoint, save_checkpoint
 from ._torch_cp import context_parallel_attention, context_parallel_part, context_parallel_positions
 from ._torch_ddp import Unwrapped
@@ -31,6 +33,7 @@ from ._torch_regions import (all_to_all_tensor_parallel, copy_to_tensor_parallel
 from ._torch_rules import ShardedAdam, ShardedAdamW, ShardedLion, ShardedSGD
 from ._torch_scaler import GradScaler
 from ._torch_spatial import HaloPad, Spatial, spatial_parts, spatial_slices
+from ._torch_state import ShardedState
 from ._torch_steps import Gradients, as_tensor, stream_of
 from ._torch_vocabulary import VocabParallelEmbedding, vocab_parallel_cross_entropy
 from ._waiting import Request
@@ -111,6 +114,7 @@ class DataParallel(torch.nn.Module):
         orders = [0] * len(named) if use_order is None else use_order
         if len(orders) != len(named):
             raise invalid(f"use_order has {len(orders)} entries; the module has {len(named)} parameters")
+        ddp.check_types(named)
         self.names = [name for name, _ in named]
         self.trained = {i: p for i, (_, p) in enumerate(named) if p.requires_grad or register_frozen}
         self._left_out = [(name, p) for i, (name, p) in enumerate(named) if i not in self.trained]
@@ -132,6 +136,7 @@ class DataParallel(torch.nn.Module):
         self._gathering = Gathering(self.storage, module, self.trained) if gather_in_forward else None
         self._placed_as = placed_by_name(module)
         self._together: Optional[Together] = None
+        self._alone = Alone()
         self._saving: Optional[Request] = None  # the last checkpoint that was to be written meanwhile
 
     @staticmethod
@@ -153,6 +158,7 @@ class DataParallel(torch.nn.Module):
         self.storage.broadcast()
         # Of those whose masters have more bits, what was written last. Where torch writes it counts; the library's writes do not.
         self._versions = {i: p._version for i, p in self.trained.items() if p.dtype != torch.float32}
+        self._states: "weakref.WeakSet[ShardedState]" = weakref.WeakSet()  # of sharded optimizers
 
     def _share_the_rest(self, buffers_too: bool) -> None:
         broadcast_each(self._comm, [p.data for _, p in self._left_out])
@@ -287,14 +293,15 @@ class DataParallel(torch.nn.Module):
         return found
 
     def _follow_writes(self) -> None:
-        """Tells the library of parameters that torch has written, whose masters follow then; those of others keep all their bits."""
-        for i, version in self._versions.items():
-            p = self.trained[i]
-            with torch._C.DisableTorchFunctionSubclass():  # which it has while it is awaited
-                now = p._version
-            if now != version:
-                self._versions[i] = now
-                self.storage.write(i, p.detach().clone(), stream=stream_of(p))
+        """Tells the library of parameters that torch has written, whose masters follow then: where they do not round to what was written.
+        All others keep all their bits."""
+        with torch._C.DisableTorchFunctionSubclass():  # which those have that are awaited
+            written = {i: self.trained[i]._version for i, version in self._versions.items() if self.trained[i]._version != version}
+        for state in self._states if written else ():
+            state.keep_masters(written)
+        for i, version in written.items():
+            self.storage.write(i, self.trained[i].detach().clone(), stream=stream_of(self.trained[i]))
+            self._versions[i] = version
 
     def _loaded(self) -> None:
         """The library has written parameters and module buffers, alike on all ranks, and knows the masters. Local."""
