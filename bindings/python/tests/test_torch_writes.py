@@ -158,6 +158,20 @@ class Writes(World):
         torch.testing.assert_close(rowed[0][:3].abs(), torch.full((3,), 1e-4), rtol=0, atol=2e-5)
         self.assertTrue(torch.equal(rowed[0][3:], untouched[0][3:]))
 
+    def test_masters_that_were_not_saved(self):
+        """Begin as the parameters that are loaded with them, also where masters were that round to these."""
+        for model_first in (True, False):
+            model, optimizer = self.trained()
+            weights, state = copy.deepcopy(model.state_dict()), optimizer.state_dict()
+            for values in state["state"].values():
+                del values["master"]
+            loads = [lambda: model.load_state_dict(weights), lambda: optimizer.load_state_dict(state)]
+            for load in loads if model_first else loads[::-1]:
+                load()
+            optimizer.state_dict()
+            for i, p in model.trained.items():
+                self.assertTrue(torch.equal(torch.from_dlpack(optimizer._native.state(i, "master")), p.detach().float().view(-1)))
+
     def test_hooks(self):
         """Of torch's for state_dict and load_state_dict."""
         model, optimizer = self.trained()
@@ -190,8 +204,7 @@ class Interrupted(World):
     def test_calls_that_meet(self):
         """A step during a save, of the script's or of the library's own calls, is refused, and is taken when it is called again."""
         def refused(model, optimizer):
-            with model._alone("save_checkpoint()"):
-                optimizer.step()
+            model._alone("save_checkpoint()", optimizer.step)
 
         def refused_within(model, optimizer):
             def sync():
@@ -211,11 +224,38 @@ class Interrupted(World):
             self.assertTrue(all(map(torch.equal, model.parameters(), self.expected())))
         with tempfile.TemporaryDirectory() as folder:
             for call in (megadp.torch.save_checkpoint, megadp.torch.load_checkpoint):
-                with model._alone("step()"), self.assertRaisesRegex(megadp.MegaDPError, f"{call.__name__}.. comes while step"):
-                    call(folder, model, optimizer)
+                for begin in (optimizer.zero_grad, lambda: self.backward(model)):  # who is in a step has gradients
+                    begin()
+                    with self.assertRaisesRegex(megadp.MegaDPError, f"{call.__name__}.. comes while step"):
+                        model._alone("step()", lambda: call(folder, model, optimizer))
+                optimizer.zero_grad()
                 call(folder, model, optimizer)
-            with model._alone("step()"), self.assertRaisesRegex(megadp.MegaDPError, "state_dict.. comes while"):
-                optimizer.state_dict()
+            with self.assertRaisesRegex(megadp.MegaDPError, "state_dict.. comes while"):
+                model._alone("step()", optimizer.state_dict)
+            model.module.get_extra_state = lambda: optimizer.state_dict()["state"][0]["step"].item()
+            model.module.set_extra_state = lambda _: optimizer.state_dict()
+            megadp.torch.save_checkpoint(folder, model, optimizer)
+            megadp.torch.load_checkpoint(folder, model, optimizer)
+
+    def test_refused_beside_averages(self):
+        """What is refused in averaged() has done nothing."""
+        model, _ = self.model()
+        optimizer = megadp.torch.ShardedSGD(model, lr=1.0, average_decay=0.5)
+        with optimizer.averaged():
+            for call in (model.sync, optimizer.step):
+                with self.assertRaisesRegex(megadp.MegaDPError, "swap them back"):
+                    call()
+        with model.no_sync():
+            self.backward(model)
+        self.backward(model)
+        optimizer.step()
+        optimizer.zero_grad()
+        model.module[0](torch.ones(4, 3)).sum().backward()
+        with optimizer.averaged(), self.assertRaisesRegex(megadp.MegaDPError, "swap them back"):
+            optimizer.zero_grad()
+        optimizer.zero_grad()
+        self.backward(model)
+        optimizer.step()
 
     def test_signals(self):
         """Raised between the library's taking a gradient and what is noted of that here, and between others of its calls."""

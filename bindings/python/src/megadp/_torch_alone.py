@@ -1,28 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """What one thread at a time does with a model. The library refuses single calls that meet; a step or a save is several."""
-from contextlib import contextmanager
-from typing import Dict, Iterator, List
+import threading
+from typing import Callable, Dict, Tuple, TypeVar
 
 from ._errors import MegaDPError, Status
+
+_Found = TypeVar("_Found")
 
 
 class Alone:
     """Of one model."""
 
     def __init__(self) -> None:
-        self._under_way: Dict[str, List[str]] = {}
+        self._under_way: Dict[str, Tuple[str, int]] = {}
 
-    @contextmanager
-    def __call__(self, call: str) -> Iterator[None]:
-        """As a context manager: in it no other such call is made. Raises MegaDPError: STATE."""
-        mine = [call]
-        try:  # a signal's handler may raise anywhere
+    def __call__(self, call: str, work: Callable[[], _Found], within: Tuple[str, ...] = ()) -> _Found:
+        """work(), during which no other such call is made. within: calls that may call this one, by functions of the script's.
+        Raises MegaDPError: STATE."""
+        mine = (call, threading.get_ident())
+        try:  # a signal's handler may raise anywhere, but not where nothing is called
             other = self._under_way.setdefault("call", mine)
-            if other is not mine:
+            if other is not mine and not (other[0] in within and other[1] == mine[1]):
                 raise MegaDPError(Status.STATE, f"{call} comes while {other[0]} of the same model is under way, on another thread or with a "
-                                  "signal's handler that makes this call: make it when that has returned (nothing is lost). To write a checkpoint "
-                                  "while training goes on: save_checkpoint(..., wait=False), between steps")
-            yield
+                                  "function that makes this call (a signal's handler): make all of these on one thread, since other ranks may come to "
+                                  "them in another order. To write a checkpoint while training goes on: save_checkpoint(..., wait=False), between "
+                                  "steps")
+            return work()
         finally:
-            if self._under_way.get("call") is mine:
+            if "call" in self._under_way and self._under_way["call"] is mine:
                 del self._under_way["call"]

@@ -14,7 +14,7 @@ from ._optimizer import Optimizer
 from ._saved import (VERSION, Together, find_checkpoint, of_rank, pack, random_state, set_random_state, to_bytes, together, unpack,
                      wait_for_last)
 from ._torch_modules import broadcast_each
-from ._torch_optimizer import ShardedOptimizer
+from ._torch_optimizer import ShardedOptimizer, check_model
 from ._torch_steps import USED
 from ._waiting import Request
 
@@ -44,28 +44,32 @@ def save_checkpoint(directory: "Path", model: "DataParallel", optimizer: Optimiz
     Raises MegaDPError, and older checkpoints stay: INVALID (a parameter that has left the library's memory, by its name; extra or a state that cannot be written as text, by its key; a module buffer or
     frozen parameter that differs between tensor-parallel ranks, by its name), STATE (gradients that no step has used), UNSUPPORTED (a
     grid with pipeline-parallel ranks), SYSTEM (names the file), those of a lost communicator."""
+    check_model(model)
+    return model._alone("save_checkpoint()", lambda: _save(directory, model, optimizer, scheduler, extra, keep, wait))
+
+
+def _save(directory: "Path", model: "DataParallel", optimizer: Optimizers, scheduler: Any, extra: Any, keep: int, wait: bool) -> Optional[Request]:
     optimizers, ranks = _begin("save_checkpoint", model, optimizer)
-    with model._alone("save_checkpoint()"):
-        shared = {KIND: VERSION, "tp": ranks.tp, "extra": pack(extra, "extra")}
-        shared["modules"] = {name: pack(part.get_extra_state(), f"get_extra_state() of module {name!r}")
-                             for name, part in _extra_states(model.module).items()}
-        if scheduler is not None:
-            states = [each.state_dict() for each in _schedulers(scheduler)]
-            shared["scheduler"] = pack(states if isinstance(scheduler, (list, tuple)) else states[0], "the scheduler's state_dict()")
-        if optimizers:
-            shared["groups"] = [pack({name: value for name, value in group.items() if name != "params"}, f"optimizer.param_groups[{number}]")
-                                for each in optimizers for number, group in enumerate(each.param_groups)]
-        for each in optimizers:
-            each._sharded.settle()
-        wait_for_last(model)
-        model.wait()
-        arrays = Arrays(model, ranks, copied=True)
-        shared["dtypes"] = arrays.dtypes
-        device = _synchronize(model)
-        saving = save_native(directory, *_parts(model, optimizers), tensors=arrays.tensors, shared_data=to_bytes(shared) if ranks.first else b"",
-                             rank_data=to_bytes(_random_states(device)), keep=keep, wait=wait)
-        model._saving = saving
-        return saving
+    shared = {KIND: VERSION, "tp": ranks.tp, "extra": pack(extra, "extra")}
+    shared["modules"] = {name: pack(part.get_extra_state(), f"get_extra_state() of module {name!r}")
+                         for name, part in _extra_states(model.module).items()}
+    if scheduler is not None:
+        states = [each.state_dict() for each in _schedulers(scheduler)]
+        shared["scheduler"] = pack(states if isinstance(scheduler, (list, tuple)) else states[0], "the scheduler's state_dict()")
+    if optimizers:
+        shared["groups"] = [pack({name: value for name, value in group.items() if name != "params"}, f"optimizer.param_groups[{number}]")
+                            for each in optimizers for number, group in enumerate(each.param_groups)]
+    for each in optimizers:
+        each._sharded.settle()
+    wait_for_last(model)
+    model.wait()
+    arrays = Arrays(model, ranks, copied=True)
+    shared["dtypes"] = arrays.dtypes
+    device = _synchronize(model)
+    saving = save_native(directory, *_parts(model, optimizers), tensors=arrays.tensors, shared_data=to_bytes(shared) if ranks.first else b"",
+                         rank_data=to_bytes(_random_states(device)), keep=keep, wait=wait)
+    model._saving = saving
+    return saving
 
 
 def load_checkpoint(directory: "Path", model: "DataParallel", optimizer: Optimizers, *, scheduler: Any = None,
@@ -84,44 +88,47 @@ def load_checkpoint(directory: "Path", model: "DataParallel", optimizer: Optimiz
     another rule; no scheduler's state), STATE
     (gradients that no step has used), UNSUPPORTED, SYSTEM (no checkpoint), CORRUPT (if it turns out half-way: steps are STATE until one
     was loaded), those of a lost communicator."""
+    check_model(model)
+    return model._alone("load_checkpoint()", lambda: _load(directory, model, optimizer, scheduler, params_only, optional))
+
+
+def _load(directory: "Path", model: "DataParallel", optimizer: Optimizers, scheduler: Any, params_only: bool,
+          optional: Union[str, Sequence[str]]) -> Any:
     optimizers, ranks = _begin("load_checkpoint", model, optimizer)
-    with model._alone("load_checkpoint()"):
-        if params_only and scheduler is not None:
-            raise invalid("scheduler is given beside params_only, which loads no state of the training; leave one of them away")
-        wait_for_last(model)
-        path, saved, saved_by = find_checkpoint(ranks.comm, directory, KIND)
-        whole = bool(optimizers) and not params_only
-        if not saved_by and (whole or scheduler is not None):
-            raise invalid(f"{path} is a model, without the state of a training: load it with params_only=True, and without scheduler")
-        groups = _check(path, saved, optimizers if whole else [], scheduler)
-        alike = (saved_by, saved.get("tp", 1)) == (ranks.comm.size, ranks.tp)
-        states = of_rank(ranks.comm, path, ranks.comm.rank) if whole and alike else {}
-        model.wait()
-        arrays = Arrays(model, ranks, copied=False)
-        arrays.compare(saved.get("dtypes", {}), path)
-        device = _synchronize(model)
-        load_native(path, *_parts(model, optimizers), tensors=arrays.tensors, optional=optional, params_only=params_only or not saved_by,
-                    load_hyper=whole)
-        arrays.loaded()
-        for name, part in _extra_states(model.module).items():
-            if name in saved.get("modules", {}):
-                part.set_extra_state(unpack(saved["modules"][name]))
-        model._loaded()
-        for each in optimizers:
-            each._loaded([groups.pop(0) for _ in each.param_groups] if whole else None)
-        if scheduler is not None:
-            states_of = unpack(saved["scheduler"])
-            for one, state in zip(_schedulers(scheduler), states_of if isinstance(states_of, list) else [states_of]):
-                one.load_state_dict(state)
-        if states:
-            _set_random_states(states, device)
-        return unpack(saved.get("extra"))
+    if params_only and scheduler is not None:
+        raise invalid("scheduler is given beside params_only, which loads no state of the training; leave one of them away")
+    wait_for_last(model)
+    path, saved, saved_by = find_checkpoint(ranks.comm, directory, KIND)
+    whole = bool(optimizers) and not params_only
+    if not saved_by and (whole or scheduler is not None):
+        raise invalid(f"{path} is a model, without the state of a training: load it with params_only=True, and without scheduler")
+    groups = _check(path, saved, optimizers if whole else [], scheduler)
+    alike = (saved_by, saved.get("tp", 1)) == (ranks.comm.size, ranks.tp)
+    states = of_rank(ranks.comm, path, ranks.comm.rank) if whole and alike else {}
+    model.wait()
+    arrays = Arrays(model, ranks, copied=False)
+    arrays.compare(saved.get("dtypes", {}), path)
+    device = _synchronize(model)
+    load_native(path, *_parts(model, optimizers), tensors=arrays.tensors, optional=optional, params_only=params_only or not saved_by,
+                load_hyper=whole)
+    arrays.loaded()
+    for name, part in _extra_states(model.module).items():
+        if name in saved.get("modules", {}):
+            part.set_extra_state(unpack(saved["modules"][name]))
+    model._loaded()
+    for each in optimizers:
+        each._loaded([groups.pop(0) for _ in each.param_groups] if whole else None)
+    if scheduler is not None:
+        states_of = unpack(saved["scheduler"])
+        for one, state in zip(_schedulers(scheduler), states_of if isinstance(states_of, list) else [states_of]):
+            one.load_state_dict(state)
+    if states:
+        _set_random_states(states, device)
+    return unpack(saved.get("extra"))
 
 
 def _begin(call: str, model: "DataParallel", optimizer: Optimizers) -> Tuple[List[ShardedOptimizer], Together]:
     """Once what is given can be saved or loaded: the optimizers, in the order of their groups."""
-    if not hasattr(model, "group_options"):
-        raise invalid(f"model is a {type(model).__name__}; it must be a megadp.torch.DataParallel")
     optimizers: List[Any] = [] if optimizer is None else list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
     for each in optimizers:
         if not isinstance(each, ShardedOptimizer):

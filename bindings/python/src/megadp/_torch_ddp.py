@@ -66,7 +66,7 @@ def broadcasts_buffers(broadcast_buffers: Optional[bool], forward_sync_buffers: 
 def check_types(named: Iterable[Tuple[str, torch.nn.Parameter]]) -> None:
     for name, p in named:
         if p.requires_grad and p.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-            what = "torch.view_as_real gives two float32 for each" if p.is_complex() else "module.float() makes it float32"
+            what = "torch.view_as_real gives two real numbers for each" if p.is_complex() else "module.float() makes it float32"
             raise invalid(f"parameter {name!r} has dtype {str(p.dtype)!r}; one that is trained must be float32, bfloat16 or float16: {what}")
 
 

@@ -105,7 +105,8 @@ def _dispatch(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
     elif name in ("detach", "detach_", "alias"):
         return args[0]
     first = _gradients_in(args[:1], [])
-    if name.startswith(("_foreach_", "_amp_foreach_")) and len({_home_of(item) for item in args[0]}) > 1:
+    lists = name.startswith(("_foreach_", "_amp_foreach_")) and args and isinstance(args[0], (list, tuple))
+    if lists and len({_home_of(item) for item in args[0]}) > 1:
         return _home_by_home(func, args, kwargs)
     home = _home_of((first or _gradients_in((args, kwargs), []))[0])
     if home is None:
@@ -115,8 +116,8 @@ def _dispatch(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         return _norm(home, first, name, degree, kwargs.get("dtype"))
     if name == "_amp_foreach_non_finite_check_and_unscale_":
         return _unscale(home, first, *args[1:], **kwargs)
-    if _gradients_in(kwargs.get("out"), []):
-        raise invalid(f"{name} writes into the gradient of {home.names[_gradients_in(kwargs['out'], [])[0]._number]!r}; {_WAYS}")
+    for written in _gradients_in(kwargs.get("out"), []):
+        raise invalid(f"{name} writes into {written!r}; {_WAYS}")
     if first and (assigned or name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))):
         return _change(home, first, name, func, args, kwargs)
     return func(*_replaced(args, _reading(name)), **_replaced(kwargs, _reading(name)))

@@ -249,8 +249,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def _collect(self, rank: Optional[int]) -> Any:
         try:
-            with self.model._alone("state_dict()"):
-                return self._sharded.collect(rank)
+            # What a script's get_extra_state() collects is its own.
+            return self.model._alone("state_dict()", lambda: self._sharded.collect(rank), ("save_checkpoint()", "load_checkpoint()"))
         except MegaDPError as error:
             raise explained(error, f". state_dict() of {type(self).__name__} collects what all ranks keep: call it on all of them, and "
                             "torch.save on one") from None
@@ -332,8 +332,7 @@ def group_numbers(groups: Optional[Sequence[int]], count: int) -> List[int]:
 
 def _take(course: Course) -> None:
     """The library's step of all of them."""
-    with course.optimizers[0].model._alone("step()"):
-        _take_alone(course)
+    course.optimizers[0].model._alone("step()", lambda: _take_alone(course))
 
 
 def _take_alone(course: Course) -> None:
@@ -341,7 +340,7 @@ def _take_alone(course: Course) -> None:
     used = model.gradients.left_over()
     if used is not None:
         warnings.warn(f"step() with gradients that the last step has used up, of {model.names[used]!r} say: it changes nothing, while torch's "
-                      "would apply them again. Call backward() before each step(), and optimizer.zero_grad() after it", stacklevel=3)
+                      "would apply them again. Call backward() before each step(), and optimizer.zero_grad() after it", stacklevel=5)
     for each in course.optimizers:
         each._tell()
     model._end_backward(needed=not course.scaled)

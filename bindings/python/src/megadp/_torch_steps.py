@@ -232,7 +232,8 @@ class Gradients:
 
     def finish(self, needed: bool = True, thrown_away: bool = False) -> None:
         """Ends backward: nothing more comes, gradients are reduced. Collective. needed: it is an error if check_finite has found one that is
-        not finite; not so for who looks for that himself. thrown_away: nor for whom what has come is of no interest."""
+        not finite; not so for who looks for that himself. thrown_away: what has come is of no interest, so that a gradient which the library
+        has already is no error."""
         if self.phase == REDUCED:
             return
         if self._backward and torch._C._current_graph_task_id() == -1:
@@ -241,13 +242,20 @@ class Gradients:
         if self._backward:
             raise MegaDPError(Status.STATE, "gradients are looked at or used while backward is under way; wait until backward() has returned")
         self.check()
-        if self.phase == ADDING or self._anew:  # all passes were inside no_sync, or this rank has had none
+        before, begins = self.phase, self.phase == ADDING or self._anew
+        if begins:  # all passes were inside no_sync, or this rank has had none
             self.storage.begin_microbatch(True)
             self._anew, self._arrived = False, bytearray(len(self.names))
         self.phase = LAST  # also where no pass has been; what follows may be interrupted, or refused, and is gone on with then
         for i in self.params:
-            if not self._arrived[i]:
+            if self._arrived[i]:
+                continue
+            try:
                 self._skip(i, thrown_away)
+            except MegaDPError:
+                if not any(self._arrived):  # nothing has been done
+                    self.phase, self._anew = before, begins
+                raise
         self._norms.clear()
         try:
             self.storage.sync()
@@ -264,8 +272,8 @@ class Gradients:
         try:
             self.storage.skip(number)
         except MegaDPError as error:
-            # A signal's handler has raised as its gradient had been handed over, and before that was noted here.
-            if error.code != Status.STATE or not thrown_away:
+            # A signal's handler has raised when its gradient had been handed over, and before that was noted here.
+            if error.code != Status.STATE or error.param is None or not thrown_away:
                 raise
         self._arrived[number] = 1
 
@@ -432,7 +440,8 @@ class Gradients:
         if not math.isfinite(factor):
             if self._norms and not all(bool(torch.isfinite(norms).all()) for norms in self._norms.values()):
                 return  # made from a norm that was not finite: the step says which gradient
-            raise invalid(f"the gradient of {self.names[numbers[0]]!r} is to be multiplied by {factor}; the factor must be finite")
+            raise invalid(f"the gradient of {self.names[numbers[0]]!r} is to be multiplied by {factor}; the factor must be finite (one that comes "
+                          "from a norm over several models is not where a gradient of one of them is not)")
         if factor == 1:
             return
         self.storage.scale_grads(factor, numbers, stream=stream_of(self.params[numbers[0]]))
