@@ -349,6 +349,8 @@ class Gradients:
         elif self.phase == ADDING:
             self.storage.zero_grad()
             self._begin_anew()
+        else:
+            self._forget()  # a signal's handler may have raised before the step's end did
         if not set_to_none:
             self.storage.zero_grad()
             self._clean = bytearray(b"\1" * len(self.names))
