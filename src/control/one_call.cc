@@ -9,7 +9,7 @@ namespace megadp {
 
 std::optional<OneCall::Holder> OneCall::take(std::shared_ptr<void> owner) noexcept {
   CallInWait* const call = CallInWait::here();
-  if (call == nullptr) return std::nullopt;
+  if (call == nullptr) return std::nullopt;  // nobody would give it back
   const CallInWait* holder = nullptr;
   if (!holder_.compare_exchange_strong(holder, call, std::memory_order_acquire)) {
     if (holder == call) return std::nullopt;

@@ -150,7 +150,7 @@ size_t owned_ranges(mdp_buffer* buffer, mdp_range* ranges, size_t room) {
   return count;
 }
 
-mdp_comm* comm_open(const mdp_unique_id* id, int32_t rank, int32_t nranks, uint64_t timeout_ns) {
+mdp_comm_config comm_config_of(int32_t rank, int32_t nranks, uint64_t timeout_ns) {
   SIZED(mdp_comm_config, config);
   config.rank = rank;
   config.size = nranks;
@@ -159,6 +159,11 @@ mdp_comm* comm_open(const mdp_unique_id* id, int32_t rank, int32_t nranks, uint6
     config.backend = MDP_BACKEND_CUDA;
     config.flags = MDP_COMM_EXACT_SUMS; /* the host's */
   }
+  return config;
+}
+
+mdp_comm* comm_open(const mdp_unique_id* id, int32_t rank, int32_t nranks, uint64_t timeout_ns) {
+  const mdp_comm_config config = comm_config_of(rank, nranks, timeout_ns);
   mdp_unique_id own;
   if (id == NULL) {
     need(mdp_unique_id_create(&own), "mdp_unique_id_create");

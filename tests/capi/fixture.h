@@ -106,6 +106,8 @@ void put_all(mdp_buffer* buffer);
 /* The ranges that this rank owns; at most `room`. */
 size_t owned_ranges(mdp_buffer* buffer, mdp_range* ranges, size_t room);
 
+/* Of this rank, on the backend that is tested. */
+mdp_comm_config comm_config_of(int32_t rank, int32_t nranks, uint64_t timeout_ns);
 mdp_comm* comm_open(const mdp_unique_id* id, int32_t rank, int32_t nranks, uint64_t timeout_ns);
 
 /* A new folder, and its end with all that is in it. 0: done. */

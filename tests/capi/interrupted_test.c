@@ -50,14 +50,7 @@ static asker asker_with(int patience) {
 }
 
 static mdp_comm_config config_of(int32_t rank, int32_t n, asker* by) {
-  SIZED(mdp_comm_config, config);
-  config.rank = rank;
-  config.size = n;
-  config.timeout_ns = timeout_ns;
-  if (on_cuda) {
-    config.backend = MDP_BACKEND_CUDA;
-    config.flags = MDP_COMM_EXACT_SUMS;
-  }
+  mdp_comm_config config = comm_config_of(rank, n, timeout_ns);
   config.interrupted = ask;
   config.interrupted_context = by;
   return config;

@@ -232,14 +232,7 @@ static int32_t ask(void* context) {
 static void asked_within(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
   (void)argument;
   job* asked = NULL;
-  SIZED(mdp_comm_config, config);
-  config.rank = rank;
-  config.size = n;
-  config.timeout_ns = timeout_ns;
-  if (on_cuda) {
-    config.backend = MDP_BACKEND_CUDA;
-    config.flags = MDP_COMM_EXACT_SUMS;
-  }
+  mdp_comm_config config = comm_config_of(rank, n, timeout_ns);
   config.interrupted = ask;
   config.interrupted_context = &asked;
   mdp_comm* comm = NULL;
@@ -262,7 +255,7 @@ static void this_thread(void** state) {
   run_ranks(2, asked_within, NULL);
 }
 
-/* ── What goes while a call uses it stays until that has ended ── */
+/* ── What goes while a call uses it stays until that has ended: AddressSanitizer would tell ── */
 
 static int32_t destroy_both(void* user, const mdp_update* update) {
   (void)update;

@@ -54,5 +54,5 @@ def trained_dtype(value: Any, argument: str) -> DType:
     """The same, of a parameter."""
     found = named(value)
     if found is None or found not in TRAINED:
-        raise invalid(f"{argument} has dtype {_name_of(value)!r}; it {one_of(TRAINED)} (an array: .astype(numpy.float32))")
+        raise invalid(f"{argument} has dtype {_name_of(value)!r}; it {one_of(TRAINED)} (an array: .astype(numpy.float32); a torch module: module.float())")
     return found

@@ -9,7 +9,7 @@ _Found = TypeVar("_Found")
 
 
 class Alone:
-    """Of one model."""
+    """Of one model: its steps, saves, loads and state_dicts."""
 
     def __init__(self) -> None:
         self._under_way: Dict[str, Tuple[str, int]] = {}
@@ -21,9 +21,9 @@ class Alone:
         try:  # a signal's handler may raise anywhere, but not where nothing is called
             other = self._under_way.setdefault("call", mine)
             if other is not mine and not (other[0] in within and other[1] == mine[1]):
-                raise MegaDPError(Status.STATE, f"{call} comes while {other[0]} of the same model is under way, on another thread or with a "
-                                  "function that makes this call (a signal's handler): make all of these on one thread, since other ranks may come to "
-                                  "them in another order. To write a checkpoint while training goes on: save_checkpoint(..., wait=False), between "
+                raise MegaDPError(Status.STATE, f"{call} comes while {other[0]} of the same model is under way, on another thread or "
+                                  "interrupted by the signal's handler that makes this call: make all of these on one thread, and not in handlers, "
+                                  "since other ranks may come to them in another order. To write a checkpoint while training goes on: save_checkpoint(..., wait=False), between "
                                   "steps")
             return work()
         finally:

@@ -63,13 +63,6 @@ def broadcasts_buffers(broadcast_buffers: Optional[bool], forward_sync_buffers: 
     return given is None or bool(given)
 
 
-def check_types(named: Iterable[Tuple[str, torch.nn.Parameter]]) -> None:
-    for name, p in named:
-        if p.requires_grad and p.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-            what = "torch.view_as_real gives two real numbers for each" if p.is_complex() else "module.float() makes it float32"
-            raise invalid(f"parameter {name!r} has dtype {str(p.dtype)!r}; one that is trained must be float32, bfloat16 or float16: {what}")
-
-
 def own_device(module: torch.nn.Module, device_ids: Optional[Sequence[Any]], output_device: Any) -> Optional[torch.device]:
     """The device that inputs are moved to; None: they stay where they are."""
     devices = {p.device for p in module.parameters()}

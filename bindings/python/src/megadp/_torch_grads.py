@@ -116,8 +116,9 @@ def _dispatch(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         return _norm(home, first, name, degree, kwargs.get("dtype"))
     if name == "_amp_foreach_non_finite_check_and_unscale_":
         return _unscale(home, first, *args[1:], **kwargs)
-    for written in _gradients_in(kwargs.get("out"), []):
-        raise invalid(f"{name} writes into {written!r}; {_WAYS}")
+    written = _gradients_in(kwargs.get("out"), [])
+    if written:
+        raise invalid(f"{name} writes into {written[0]!r}; {_WAYS}")
     if first and (assigned or name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))):
         return _change(home, first, name, func, args, kwargs)
     return func(*_replaced(args, _reading(name)), **_replaced(kwargs, _reading(name)))

@@ -114,7 +114,6 @@ class DataParallel(torch.nn.Module):
         orders = [0] * len(named) if use_order is None else use_order
         if len(orders) != len(named):
             raise invalid(f"use_order has {len(orders)} entries; the module has {len(named)} parameters")
-        ddp.check_types(named)
         self.names = [name for name, _ in named]
         self.trained = {i: p for i, (_, p) in enumerate(named) if p.requires_grad or register_frozen}
         self._left_out = [(name, p) for i, (name, p) in enumerate(named) if i not in self.trained]
