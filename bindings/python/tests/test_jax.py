@@ -120,6 +120,24 @@ for step in range(3):
     training.step(unchecked=True)
     assert float(training.read()["w"][0]) == -1 - step, step
 
+# A step that meets another thread's call on the buffer is taken when it is called again.
+for again in ("sync", "step"):
+    training = megadp.jax.DataParallel(comm, {"w": jnp.zeros(2)}, rule="sgd", lr=1.0)
+    def meets(*_, **__):
+        setattr(within, again, usual)
+        raise megadp.MegaDPError(megadp.Status.STATE, "buffer is in use by mdp_checkpoint_save on another thread")
+    within = training.buffer if again == "sync" else training.optimizer
+    usual = getattr(within, again)
+    setattr(within, again, meets)
+    jax.grad(lambda p: training.track(p)["w"].sum())(training.read())
+    try:
+        training.step()
+        assert False
+    except megadp.MegaDPError as error:
+        assert "in use by" in error.text, error
+    assert training.step().step == 1
+    np.testing.assert_array_equal(training.read()["w"], [-1, -1])
+
 # Arrays of JAX's are not written to.
 mine = jnp.ones(4)
 for wrong in (lambda: comm.all_reduce(mine), lambda: training.buffer.read(0, jnp.zeros(500))):

@@ -119,8 +119,8 @@ class Gradients:
 
     def sync(self) -> None:
         """Ends backward: waits for gradients that are still to be computed, then as Buffer.sync. Collective; blocking.
-        Raises what a put in the backward pass raised, and MegaDPError; after STATE and NUMERIC, which all ranks are told, the step has
-        begun anew."""
+        Raises what a put in the backward pass raised, and MegaDPError; after STATE and NUMERIC that all ranks are told (they name one) the step
+        has begun anew."""
         self._sync()
 
     def _sync(self, skips: bool = False) -> None:
@@ -146,8 +146,9 @@ class Gradients:
             raise failure
 
     def _begin_anew(self, error: MegaDPError) -> None:
-        """After a failure that all ranks were told, and that has not lost them to each other."""
-        if error.code in (Status.STATE, Status.NUMERIC):
+        """After a failure that all ranks were told, and that has not lost them to each other. One that names no rank is this rank's alone, as where
+        another thread's call is under way: nothing has been done, and the gradients are there for the next call."""
+        if error.code in (Status.STATE, Status.NUMERIC) and error.rank is not None:
             self.buffer.begin_microbatch(True)
 
 
@@ -242,7 +243,8 @@ class DataParallel(Gradients):
         """sync, then a step of the optimizer; with loss_scale, or a scaler of optimizer, a gradient that is not finite makes all ranks skip it. Returns when
         its report is known; parameters are still gathered, and read waits for them. Collective; blocking.
         unchecked: as of Optimizer.step, which syncs then.
-        Raises as sync and Optimizer.step; after STATE and NUMERIC nothing has changed, and the next step can begin."""
+        Raises as sync and Optimizer.step; after STATE and NUMERIC nothing has changed, and the next step can begin; where another thread's
+        call is under way, this one can be called again."""
         if self._elements is not None:
             refuse_beside(dict(lr=lr))
         if unchecked:
