@@ -800,12 +800,12 @@ MDP_API mdp_status mdp_microbatch_begin(mdp_buffer* buffer, int32_t is_last);
 MDP_API mdp_status mdp_param_wait(mdp_buffer* buffer, size_t param, mdp_stream consumer);
 
 /* Copies a parameter out of, or into, the library's memory, cast between f32, bf16, f16 and f64 (to nearest even); its shape, any strides.
- * Waits as mdp_param_wait. Write the same on all ranks and stages that have it, or call mdp_buffer_broadcast; this parameter's master
- * follows at the next step. Local. Errors: STATE (frozen). */
+ * Waits as mdp_param_wait. Write the same on all ranks and stages that have it, or call mdp_buffer_broadcast; its master follows at the
+ * next step, where it does not round to what was written. Local. Errors: STATE (frozen). */
 MDP_API mdp_status mdp_param_read(mdp_buffer* buffer, size_t param, const mdp_tensor* to, mdp_stream stream);
 MDP_API mdp_status mdp_param_write(mdp_buffer* buffer, size_t param, const mdp_tensor* from, mdp_stream stream);
 
-/* To be called after parameters were written through views: the fp32 masters of all of them follow, rounded, at the next step. Local. */
+/* To be called after parameters were written through views: their masters follow as with mdp_param_write. Local. */
 MDP_API mdp_status mdp_param_changed(mdp_buffer* buffer);
 
 /* Copies a gradient into its slot and counts it as ready: the parameter's shape, any strides, f32, bf16, f16 or f64. The first of a step
@@ -873,7 +873,7 @@ MDP_API mdp_status mdp_grad_changed(mdp_buffer* buffer, mdp_stream producer);
 /* Updates what this rank owns by config.rule, from fp32 masters (f32 parameters are their own) and the rule's state, zero at first: exp_avg
  * and exp_avg_sq (ADAMW, ADAM), momentum_buffer (SGD_MOMENTUM, SGD_NESTEROV), exp_avg (LION). Clipping multiplies gradients by
  * max_grad_norm / (norm + 1e-6) if that is below 1. config NULL: all defaults. A buffer may have several optimizers: what one
- * changed, the masters of the others take over, rounded. MEMORY as mdp_buffer_register.
+ * changed, the masters of the others follow. MEMORY as mdp_buffer_register.
  * Collective over the world, with equal configurations; blocking. Errors: INVALID (a value; a parameter's group), DESYNC, MEMORY,
  * UNSUPPORTED (NO_MASTER with f16, CALLER). */
 MDP_API mdp_status mdp_optimizer_create(mdp_buffer* buffer, const mdp_optimizer_config* config, mdp_optimizer** out);

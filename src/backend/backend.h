@@ -74,6 +74,8 @@ class Backend {
   virtual Status add(Stream& stream, void* to, DType to_type, const void* from, DType from_type, size_t count) = 0;
   // to[i], a bf16, = from[i] + residual[i], rounded; residual[i] = what rounding lost, 0 where the sum is not finite.
   virtual Status round_with_feedback(Stream& stream, void* to, const float* from, float* residual, size_t count) = 0;
+  // masters[i] = params[i], unless it rounds to that already. bf16, f16.
+  virtual Status refresh_masters(Stream& stream, float* masters, const void* params, DType type, size_t count) = 0;
   // Adds the sum of squares to sums[0] and the number of elements that are not finite to sums[1]. In f64 and in one order, so that every
   // backend gets the same bits: blocks of 4096 elements, counted from the first one of the call; in a block, element i goes to lane i % 16
   // and the 16 lanes are added in their order; the blocks are added in their order, then their sum to sums[0].

@@ -73,6 +73,14 @@ MEGADP_HOST_DEVICE inline void from_f32(F16* to, float from) {
   to->bits = static_cast<uint16_t>(f16_from_bits(as_bits(from)));
 }
 
+// *master = param, unless it rounds to that already: what it has beyond the type's digits then stays.
+template <class T>
+MEGADP_HOST_DEVICE inline void refresh_master(float* master, T param) {
+  T rounded;
+  from_f32(&rounded, *master);
+  if (rounded.bits != param.bits) *master = to_f32(param);
+}
+
 // *to = from, rounded by 16 random bits.
 MEGADP_HOST_DEVICE inline void round_with(Bf16* to, float from, uint32_t random) {
   to->bits = static_cast<uint16_t>(bf16_from_bits_with(as_bits(from), random));

@@ -406,7 +406,7 @@ class Load {
       if (loaded.part->optimizer) {
         loaded.part->optimizer->adopt(loaded.param);
       } else {
-        (void)loaded.part->buffer->params().count_change(loaded.param);
+        (void)loaded.part->buffer->params().count_replacement(loaded.param);
       }
     }
     for (const auto& [optimizer, param] : new_averages_) optimizer->restart_average(param);

@@ -384,12 +384,14 @@ Status Optimizer::Impl::refresh_master(Buffer& buffer, size_t arena, const Owned
   Arenas& arenas = buffer.arenas();
   if (!has_master(*arenas.all()[arena].plan)) return {};
   std::shared_ptr<Event> taken;
+  uint64_t before = 0;
   {
     const auto lock = buffer.gradients().lock();
     buffer.params().step_changes().settle(std::array{&versions});
     const uint64_t version = buffer.params().version(owned.param);
-    if (versions[owned.param] == version) return {};
-    if (Status submitted = submit_master(arenas, arena, owned, version); !submitted) return submitted;
+    before = versions[owned.param];
+    if (before == version) return {};
+    if (Status submitted = submit_master(buffer, arena, owned, version); !submitted) return submitted;
     auto recorded = arenas.grads().stream().record();
     if (!recorded) return recorded.status();
     taken = *std::move(recorded);
@@ -398,7 +400,7 @@ Status Optimizer::Impl::refresh_master(Buffer& buffer, size_t arena, const Owned
   Status reached = taken->await();
   if (!reached) {  // it may have been interrupted: then it is taken over anew when it is asked for again
     const auto lock = buffer.gradients().lock();
-    versions[owned.param] = 0;
+    versions[owned.param] = before;
   }
   return reached;
 }

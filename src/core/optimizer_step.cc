@@ -60,12 +60,22 @@ Update Optimizer::Impl::update(const Arena& arena, const Shard& shard, const Own
   return update;
 }
 
-// A master follows its parameter if that was written from outside, or by another optimizer, since the last step.
-Status Optimizer::Impl::submit_master(const Arenas& arenas, size_t a, const Owned& owned, uint64_t version) const {
+// A master follows its parameter if that was written from outside, or by another optimizer, since the last step: only where it does not
+// round to what was written, so that a write that leaves elements as they are loses none of their digits; and all of it where the
+// parameter was replaced as a whole, since masters of replicas are the same then, whatever they were.
+Status Optimizer::Impl::submit_master(Buffer& buffer, size_t a, const Owned& owned, uint64_t version) const {
+  const Arenas& arenas = buffer.arenas();
   const Arena& arena = arenas.all()[a];
   if (!has_master(*arena.plan) || versions[owned.param] == version) return {};
-  return arenas.backend().cast(arenas.grads().stream(), master_at(arena, shards[a], owned), DType::f32, arena.param_at(owned.begin),
-                               arena.plan->param_type, owned.end - owned.begin);
+  Stream& stream = arenas.grads().stream();
+  float* const master = master_at(arena, shards[a], owned);
+  const void* const param = arena.param_at(owned.begin);
+  const DType type = arena.plan->param_type;
+  const uint64_t count = owned.end - owned.begin;
+  if (versions[owned.param] >= buffer.params().last_replacement(owned.param)) {
+    return arenas.backend().refresh_masters(stream, master, param, type, count);
+  }
+  return arenas.backend().cast(stream, master, DType::f32, param, type, count);
 }
 
 Status Optimizer::submit_refresh() {
@@ -74,7 +84,7 @@ Status Optimizer::submit_refresh() {
   for (size_t a = 0; a < impl_->shards.size(); ++a) {
     for (const auto& bucket : impl_->shards[a].buckets) {
       for (const Impl::Owned& owned : bucket) {
-        if (Status submitted = impl_->submit_master(buffer_->arenas(), a, owned, now[owned.param]); !submitted) return submitted;
+        if (Status submitted = impl_->submit_master(*buffer_, a, owned, now[owned.param]); !submitted) return submitted;
       }
     }
   }

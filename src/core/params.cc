@@ -13,6 +13,7 @@ namespace megadp {
 Params::Params(std::shared_ptr<Arenas> arenas)
     : arenas_(std::move(arenas)),
       versions_(arenas_->plan().params.size(), 1),
+      replacements_(versions_),
       gathers_(arenas_->plan().launch_order.size()),
       swapped_(versions_.size()) {}
 
@@ -113,11 +114,23 @@ Result<std::shared_ptr<Request>> Params::broadcast(int root, bool want_request) 
     auto recorded = stream.record();
     if (!recorded) return recorded.status();
     done = passed_ = *recorded;
-    for (uint64_t& version : versions_) ++version;
+    count_broadcast();
   }
   if (want_request) return arenas_->gathers().request(arenas_->shared_context());
   if (Status passed = done->await(); !passed) return passed;
   return std::shared_ptr<Request>();
+}
+
+// A master that several ranks have follows with all its digits: theirs may differ, where the parameters did.
+void Params::count_broadcast() {
+  const Plan& plan = arenas_->plan();
+  for (const Arena& arena : arenas_->all()) {
+    const bool is_anothers_too = arena.plan->shards < plan.grid.size(Grid::replica_axes(arena.plan->expert));
+    for (const Slot& slot : arena.plan->layout.slots) {
+      const uint64_t version = ++versions_[slot.param];
+      if (is_anothers_too || plan.is_tied(slot.param)) replacements_[slot.param] = version;
+    }
+  }
 }
 
 // From the first stage that holds a copy to the others, on the channel of gradients, where the stages have a group.
@@ -259,6 +272,16 @@ uint64_t Params::version(size_t param) {
 uint64_t Params::count_change(size_t param) {
   const std::lock_guard lock(mutex_);
   return ++versions_[param];
+}
+
+uint64_t Params::count_replacement(size_t param) {
+  const std::lock_guard lock(mutex_);
+  return replacements_[param] = ++versions_[param];
+}
+
+uint64_t Params::last_replacement(size_t param) {
+  const std::lock_guard lock(mutex_);
+  return replacements_[param];
 }
 
 Status Params::check_swapped_back(const char* call) const {

@@ -49,6 +49,9 @@ class Params {
   uint64_t version(size_t param);
   StepChanges& step_changes() noexcept { return step_changes_; }
   uint64_t count_change(size_t param);  // the new version
+  // As a change that masters follow with all their digits: they are to be the same wherever the parameter is.
+  uint64_t count_replacement(size_t param);
+  uint64_t last_replacement(size_t param);  // its version
 
   // While an optimizer's averages are in the place of parameters, nothing else may write those. Any thread.
   Status check_swapped_back(const char* call) const;
@@ -63,10 +66,12 @@ class Params {
   Result<std::vector<uint64_t>> digest_values(bool expert);
   size_t digested_param(bool expert, size_t position) const;
   Status broadcast_ties();
+  void count_broadcast();
 
   const std::shared_ptr<Arenas> arenas_;
   std::mutex mutex_;                                // everything below, and the order of submissions to the channel of gathers
   std::vector<uint64_t> versions_;                  // by parameter, from 1
+  std::vector<uint64_t> replacements_;              // of each parameter the version of the last one
   std::vector<std::shared_ptr<Transfer>> gathers_;  // of each bucket the last
   std::shared_ptr<Event> passed_;                   // the end of the last gather, or broadcast
   Traffic traffic_;

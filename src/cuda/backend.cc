@@ -166,6 +166,11 @@ Status CudaBackend::round_with_feedback(Stream& stream, void* to, const float* f
                 [=](const PluginTable& p, Device* d, void* s) { return p.round_with_feedback(d, s, to, from, residual, count); });
 }
 
+Status CudaBackend::refresh_masters(Stream& stream, float* masters, const void* params, DType type, size_t count) {
+  return launch(stream, "refreshing masters",
+                [=](const PluginTable& p, Device* d, void* s) { return p.refresh_masters(d, s, masters, params, type, count); });
+}
+
 Status CudaBackend::square_sum(Stream& stream, const void* data, DType type, size_t count, double* sums) {
   return launch(stream, "a sum of squares",
                 [=](const PluginTable& p, Device* d, void* s) { return p.square_sum(d, s, data, type, count, sums); });

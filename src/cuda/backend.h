@@ -43,6 +43,7 @@ class CudaBackend final : public Backend {
   Status cast(Stream& stream, void* to, DType to_type, const void* from, DType from_type, size_t count) override;
   Status add(Stream& stream, void* to, DType to_type, const void* from, DType from_type, size_t count) override;
   Status round_with_feedback(Stream& stream, void* to, const float* from, float* residual, size_t count) override;
+  Status refresh_masters(Stream& stream, float* masters, const void* params, DType type, size_t count) override;
   Status square_sum(Stream& stream, const void* data, DType type, size_t count, double* sums) override;
   Status extremes(Stream& stream, const void* data, DType type, size_t count, uint64_t* zeros, float* largest) override;
   Status scale(Stream& stream, void* data, DType type, size_t count, float factor) override;

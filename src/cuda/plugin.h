@@ -26,7 +26,7 @@
 
 namespace megadp::cuda {
 
-constexpr uint32_t kPluginVersion = 7;
+constexpr uint32_t kPluginVersion = 8;
 constexpr int32_t kPending = 1;
 
 // Where a failure comes from: these plus a cudaError_t, an ncclResult_t, what is the plugin's own, a cublasStatus_t.
@@ -133,6 +133,7 @@ struct PluginTable {
   int32_t (*copy_strided)(Device* device, void* stream, const Strided* to, const Strided* from, bool add);
   // As Backend's of the same names. What they write to, and steps, lie in device memory.
   int32_t (*round_with_feedback)(Device* device, void* stream, void* to, const float* from, float* residual, size_t count);
+  int32_t (*refresh_masters)(Device* device, void* stream, float* masters, const void* params, DType type, size_t count);
   int32_t (*square_sum)(Device* device, void* stream, const void* data, DType type, size_t count, double* sums);
   int32_t (*extremes)(Device* device, void* stream, const void* data, DType type, size_t count, uint64_t* zeros, float* largest);
   int32_t (*find_nonfinite)(Device* device, void* stream, const void* data, DType type, size_t count, uint64_t first, uint64_t* found);

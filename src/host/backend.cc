@@ -83,6 +83,10 @@ Status HostBackend::round_with_feedback(Stream& stream, void* to, const float* f
   return submit(stream, [=, pool = pool_] { return host::round_with_feedback(to, from, residual, count, *pool); });
 }
 
+Status HostBackend::refresh_masters(Stream& stream, float* masters, const void* params, DType type, size_t count) {
+  return submit(stream, [=, pool = pool_] { return host::refresh_masters(masters, params, type, count, *pool); });
+}
+
 Status HostBackend::square_sum(Stream& stream, const void* data, DType type, size_t count, double* sums) {
   return submit(stream, [=, pool = pool_] { return host::square_sum(data, type, count, sums, sums + 1, *pool); });
 }

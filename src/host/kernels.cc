@@ -19,12 +19,16 @@
 namespace megadp::host {
 namespace {
 
-// Calls fn with a value of the storage type.
+// Calls fn with a value of the storage type, of 16 bits or of any.
+template <class Fn>
+void with_half_type(DType type, Fn fn) {
+  if (type == DType::bf16) fn(Bf16());
+  if (type == DType::f16) fn(F16());
+}
 template <class Fn>
 void with_storage_type(DType type, Fn fn) {
   if (type == DType::f32) fn(float());
-  if (type == DType::bf16) fn(Bf16());
-  if (type == DType::f16) fn(F16());
+  with_half_type(type, fn);
 }
 
 // ── f64 ──
@@ -285,6 +289,17 @@ void reduce_part(void* to, const void* const* from, int nfrom, size_t begin, siz
 Status round_with_feedback(void* to, const float* from, float* residual, size_t n, const Executor& on) {
   on.split(n, sizeof(Bf16) + 3 * sizeof(float), [&](size_t begin, size_t count) {
     on.kernels().casts->round_with_feedback(static_cast<Bf16*>(to) + begin, from + begin, residual + begin, count);
+  });
+  return {};
+}
+
+Status refresh_masters(float* masters, const void* params, DType type, size_t n, const Executor& on) {
+  if (type != DType::bf16 && type != DType::f16) return unsupported("parameters of ", name_of(type), " have no masters");
+  on.split(n, 2 * sizeof(float) + size_of(type), [&](size_t begin, size_t count) {
+    with_half_type(type, [&](auto element) {
+      const auto* const from = static_cast<const decltype(element)*>(params) + begin;
+      for (size_t i = 0; i < count; i++) refresh_master(masters + begin + i, from[i]);
+    });
   });
   return {};
 }

@@ -41,6 +41,9 @@ Status add_cast(void* to, DType to_type, const void* from, DType from_type, size
 // to[i] = bf16(from[i] + residual[i]), and residual[i] = what that lost; 0 where the sum is not finite.
 Status round_with_feedback(void* to, const float* from, float* residual, size_t n, const Executor& on = {});
 
+// masters[i] = params[i], unless it rounds to that already: bf16, f16.
+Status refresh_masters(float* masters, const void* params, DType type, size_t n, const Executor& on = {});
+
 // to[i] = (from[0][i] + from[1][i] + ...) / divisor, added in the order of base/sum_order.h and rounded once at the end. `to` may be one of
 // `from`.
 //   f32, bf16, f16   added in fp32, divided in fp32: an average that fits into the type is exact wherever the sum is

@@ -305,10 +305,7 @@ static void idle_step(mdp_buffer* buffer, mdp_optimizer* optimizer) {
   mdp_request_free(stepped);
 }
 
-static void write_and_step(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
-  mdp_comm* comm = comm_open(id, rank, n, UINT64_C(20000000000));
-  mdp_grid* grid = NULL;
-  OK(mdp_grid_create(comm, NULL, &grid));
+static mdp_buffer* register_kinds(mdp_grid* grid, mdp_sharding sharding) {
   static const char* const kind_names[KINDS] = {"bf16", "f16", "f32"};
   mdp_param params[KINDS];
   memset(params, 0, sizeof params);
@@ -320,9 +317,17 @@ static void write_and_step(const mdp_unique_id* id, int32_t rank, int32_t n, voi
     params[p].shape = &written_length;
   }
   SIZED(mdp_buffer_config, buffers);
-  buffers.sharding = *(const mdp_sharding*)argument;
+  buffers.sharding = sharding;
   mdp_buffer* buffer = NULL;
   OK(mdp_buffer_register(NULL, grid, &buffers, params, KINDS, &buffer));
+  return buffer;
+}
+
+static void write_and_step(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  mdp_comm* comm = comm_open(id, rank, n, UINT64_C(20000000000));
+  mdp_grid* grid = NULL;
+  OK(mdp_grid_create(comm, NULL, &grid));
+  mdp_buffer* buffer = register_kinds(grid, *(const mdp_sharding*)argument);
   SIZED(mdp_optimizer_config, config);
   config.beta1 = 0.5;
   config.beta2 = 0.75;
@@ -368,6 +373,67 @@ static void looked_at_masters_follow(void** state) {
     CHECK(memcmp(state_of(m.optimizer, 0, "master").data, values, sizeof values) == 0);
   }
   model_close(&m);
+}
+
+enum {
+  SMALL_STEPS = 31,
+  WRITTEN_AT = 16
+};
+
+/* Of a script that writes into parameters between steps, such as a clamp: the master of what is as it was keeps all its digits. After a
+ * broadcast masters that several ranks have are the parameter. */
+static void write_between_steps(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  mdp_comm* comm = comm_open(id, rank, n, UINT64_C(20000000000));
+  mdp_grid* grid = NULL;
+  OK(mdp_grid_create(comm, NULL, &grid));
+  mdp_buffer* buffer = register_kinds(grid, *(const mdp_sharding*)argument);
+  SIZED(mdp_optimizer_config, config);
+  config.rule = MDP_RULE_SGD;
+  config.lr = 1.0 / 4096;
+  mdp_optimizer* optimizer = NULL;
+  OK(mdp_optimizer_create(buffer, &config, &optimizer));
+  float values[LENGTH];
+  const mdp_tensor t = tensor_of(MDP_DTYPE_F32, values, &written_length);
+  for (int step = 0; step < SMALL_STEPS; ++step) {
+    for (size_t p = 0; p < KINDS; ++p) {
+      OK(mdp_param_read(buffer, p, &t, NULL));
+      for (int i = 0; i < LENGTH && step == 0; ++i) values[i] = 1;
+      if (step == WRITTEN_AT) values[0] = 2;
+      OK(mdp_param_write(buffer, p, &t, NULL));
+    }
+    OK(mdp_param_changed(buffer));
+    for (size_t p = 0; p < KINDS; ++p) {
+      for (int i = 0; i < LENGTH; ++i) values[i] = 1;
+      OK(mdp_grad_put(buffer, p, &t, 0, NULL));
+    }
+    step_and_wait(optimizer);
+  }
+  for (int replaced = 0; replaced < 2; ++replaced) {
+    for (size_t p = 0; p < KINDS; ++p) {
+      const int64_t begin = owned_begin(buffer, p);
+      const mdp_tensor master = state_of(optimizer, p, "master");
+      OK(mdp_param_read(buffer, p, &t, NULL));
+      int wrong = 0;
+      for (int64_t i = 0; i < master.shape[0]; ++i) {
+        const int is_shared = n > 1 && *(const mdp_sharding*)argument == MDP_SHARDING_ZERO_0;
+        const float kept = begin + i == 0 ? 2 - (float)(SMALL_STEPS - WRITTEN_AT) / 4096 : 1 - (float)SMALL_STEPS / 4096;
+        wrong += ((const float*)master.data)[i] != (replaced && is_shared ? values[begin + i] : kept);
+        if (kinds[p] == MDP_DTYPE_BF16) wrong += values[begin + i] == kept; /* or nothing would be shown */
+      }
+      CHECK(wrong == 0);
+    }
+    OK(mdp_buffer_broadcast(buffer, 0, NULL));
+  }
+  mdp_optimizer_destroy(optimizer);
+  mdp_buffer_destroy(buffer);
+  mdp_grid_destroy(grid);
+  mdp_comm_destroy(comm);
+}
+
+static void what_is_not_written_keeps_its_digits(void** state) {
+  (void)state;
+  mdp_sharding shardings[] = {MDP_SHARDING_ZERO_0, MDP_SHARDING_ZERO_1, MDP_SHARDING_ZERO_2};
+  for (int i = 0; i < 6; ++i) run_ranks(1 + i / 3, write_between_steps, &shardings[i % 3]);
 }
 
 /* An infinite norm calls for clipping, and a step that is skipped has clipped nothing. */
@@ -456,9 +522,16 @@ static void a_step_that_changes_nothing(void** state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      TEST(gaps_stay_zero),           TEST(merged_updates_have_the_same_bits), TEST(ranges_say_the_bucket),
-      TEST(the_place_is_named),       TEST(the_place_is_named_by_its_owner),   TEST(written_state_holds),
-      TEST(looked_at_masters_follow), TEST(a_skipped_step_is_not_clipped),     TEST(a_step_that_changes_nothing),
+      TEST(gaps_stay_zero),
+      TEST(merged_updates_have_the_same_bits),
+      TEST(ranges_say_the_bucket),
+      TEST(the_place_is_named),
+      TEST(the_place_is_named_by_its_owner),
+      TEST(written_state_holds),
+      TEST(looked_at_masters_follow),
+      TEST(a_skipped_step_is_not_clipped),
+      TEST(a_step_that_changes_nothing),
+      TEST(what_is_not_written_keeps_its_digits),
   };
   return cmocka_run_group_tests(tests, setup, NULL);
 }

@@ -179,6 +179,23 @@ void rounding_with_feedback() {
   }
 }
 
+void masters() {
+  for (const DType type : {DType::bf16, DType::f16}) {
+    for (const size_t n : counts) {
+      Twin masters(DType::f32, n, some_offset()), params(type, n, some_offset());
+      for (size_t i = 0; i < n; i += 2) {  // as parameters that were not written are
+        check(host::cast(params.host.data() + i * 2, type, masters.host.data() + i * 4, DType::f32, 1).ok(), "the host's cast");
+      }
+      params.upload();
+      ok(plugin->refresh_masters(device, stream, reinterpret_cast<float*>(masters.on_device), params.on_device, type, n),
+         "refresh_masters");
+      check(host::refresh_masters(reinterpret_cast<float*>(masters.host.data()), params.host.data(), type, n).ok(),
+            "the host's refresh_masters");
+      masters.compare(text("masters of ", n, " ", name_of(type)));
+    }
+  }
+}
+
 // None, one, and nothing but NaN.
 void nonfinite_elements() {
   Twin found(DType::i64, 1, 0);
@@ -596,6 +613,7 @@ int main(int count_of_arguments, char** arguments) {
   reductions();
   scalings();
   rounding_with_feedback();
+  masters();
   nonfinite_elements();
   for (const DType grad : kTrainable) {
     for (const DType param : kTrainable) {

@@ -109,6 +109,7 @@ void kernels(const PluginTable& plugin, const char* error) {
   uint64_t count = 0;
   names(plugin, plugin.begin_step(nullptr, nullptr, &scalars, &settings), kCudaFailure, error, "begin_step");
   names(plugin, plugin.count_steps(nullptr, nullptr, &scalars, &count, 1), kCudaFailure, error, "count_steps");
+  names(plugin, plugin.refresh_masters(nullptr, nullptr, &largest, memory, DType::bf16, 1), kCudaFailure, error, "refresh_masters");
   for (const DType grad : {DType::f32, DType::bf16, DType::f16}) {
     names(plugin, plugin.scale(nullptr, nullptr, memory, grad, 8, 0.5F), kCudaFailure, error, "scale");
     names(plugin, plugin.square_sum(nullptr, nullptr, memory, grad, 8, &scalars.square_sum), kCudaFailure, "cudaErrorInvalidDevice",
@@ -189,6 +190,7 @@ void nothing_to_do(const PluginTable& plugin) {
   check_equal(plugin.square_sum(nullptr, nullptr, memory, DType::f32, 0, &scalars.square_sum), 0, "square_sum of nothing");
   check_equal(plugin.extremes(nullptr, nullptr, memory, DType::f32, 0, &zeros, &largest), 0, "extremes of nothing");
   check_equal(plugin.round_with_feedback(nullptr, nullptr, memory, &largest, &largest, 0), 0, "rounding nothing");
+  check_equal(plugin.refresh_masters(nullptr, nullptr, &largest, memory, DType::bf16, 0), 0, "refresh_masters of nothing");
   check_equal(plugin.find_nonfinite(nullptr, nullptr, memory, DType::f32, 0, 0, &zeros), 0, "find_nonfinite in nothing");
   check_equal(plugin.count_steps(nullptr, nullptr, &scalars, &count, 0), 0, "counting nothing");
   check_equal(plugin.scale(nullptr, nullptr, memory, DType::f32, 0, 0.5F), 0, "scaling nothing");

@@ -292,6 +292,12 @@ int32_t square_sum(Device* device, void* stream, const void* data, DType type, s
   return 0;
 }
 
+int32_t refresh_masters(Device* device, void* stream, float* masters, const void* params, DType type, size_t count) {
+  if (count > 0 && !all_on_device(masters, params)) return kBadMemory;
+  queue_of(device, stream)->submit([=] { (void)host::refresh_masters(masters, params, type, count); });
+  return 0;
+}
+
 int32_t round_with_feedback(Device* device, void* stream, void* to, const float* from, float* residual, size_t count) {
   if (count > 0 && !all_on_device(to, from, residual)) return kBadMemory;
   queue_of(device, stream)->submit([=] { (void)host::round_with_feedback(to, from, residual, count); });
@@ -424,6 +430,7 @@ PluginTable make_table() {
   table.copy_strided = &copy_strided;
   table.square_sum = &square_sum;
   table.round_with_feedback = &round_with_feedback;
+  table.refresh_masters = &refresh_masters;
   table.extremes = &extremes;
   table.find_nonfinite = &find_nonfinite;
   table.scale = &scale;

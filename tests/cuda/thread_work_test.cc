@@ -207,6 +207,27 @@ void rounding_with_feedback() {
   }
 }
 
+template <class T>
+void masters(DType type) {
+  for (const uint64_t threads : kThreadCounts) {
+    for (int round = 0; round < 24; round++) {
+      const size_t n = some_count();
+      Block masters(n, sizeof(float), below(20)), params(n, sizeof(T), below(20), Behind::nothing);
+      fill(masters, DType::f32, n);
+      fill(params, type, n);
+      for (size_t i = below(4); i < n; i += 1 + below(4)) {
+        from_f32(reinterpret_cast<T*>(params.data()) + i, reinterpret_cast<const float*>(masters.data())[i]);
+      }
+      Block expected(masters);
+      check(host::refresh_masters(reinterpret_cast<float*>(expected.data()), params.data(), type, n).ok(), "refresh_masters");
+      const cuda::RefreshMasters<T> work{reinterpret_cast<float*>(masters.data()), reinterpret_cast<const T*>(params.data())};
+      run_for_each(work, n, {{masters.data(), sizeof(float)}, {params.data(), sizeof(T)}}, threads);
+      check(same(masters, expected, DType::f32, n), text("masters of ", n, " ", name_of(type), " with ", threads, " threads"));
+      check(surroundings_kept(masters, n * sizeof(float)), "refreshing wrote beside the masters");
+    }
+  }
+}
+
 void step_counts() {
   for (const uint32_t skip : {0U, 1U}) {
     for (const uint64_t threads : kThreadCounts) {
@@ -616,6 +637,8 @@ int main() {
   reductions();
   square_sums();
   rounding_with_feedback();
+  masters<Bf16>(DType::bf16);
+  masters<F16>(DType::f16);
   extremes();
   nonfinite_elements();
   strided_copies();

@@ -120,6 +120,9 @@ class F64Backend final : public Backend {
   Status round_with_feedback(Stream& stream, void* to, const float* from, float* residual, size_t count) override {
     return host_->round_with_feedback(stream, to, from, residual, count);
   }
+  Status refresh_masters(Stream& stream, float* masters, const void* params, DType type, size_t count) override {
+    return host_->refresh_masters(stream, masters, params, type, count);
+  }
   Status square_sum(Stream& stream, const void* data, DType type, size_t count, double* sums) override {
     return host_->square_sum(stream, data, type, count, sums);
   }

@@ -156,6 +156,23 @@ void rounding_with_feedback(const Kernels& kernels) {
   }
 }
 
+// Half of the parameters are what their masters round to, the others anything: those that are not have nothing to keep.
+void masters(const Kernels& kernels) {
+  for (const DType type : {DType::bf16, DType::f16}) {
+    for (size_t n = 0; n <= kLongest; n++) {
+      Array params = Array(type, n, n % 3).fill(any_float), masters = Array(DType::f32, n, n % 5).fill(any_float);
+      for (size_t i = 0; i < n; i += 1 + random_bits() % 3) params.set(i, rounded(masters.value(i), type));
+      Array expected = masters;
+      for (size_t i = 0; i < n; i++) {
+        if (rounded(masters.value(i), type).bits != params.at(i).bits) expected.set(i, {as_bits(params.value(i))});
+      }
+      check(host::refresh_masters(masters.floats(), params.data(), type, n, kernels).ok(), "refresh_masters");
+      arrays_equal(masters, expected, true, name(kernels, "masters of", type, DType::f32, n));
+    }
+  }
+  check(host::refresh_masters(nullptr, nullptr, DType::f32, 0, kernels).code() == Code::unsupported, "parameters that are masters");
+}
+
 // All 2^16 halves up, and floats beside every rounding boundary down, NaN included, on the vectors themselves.
 void every_half(const Kernels& kernels) {
   for (const DType type : {DType::bf16, DType::f16}) {
@@ -588,6 +605,7 @@ int main() {
   for (const Kernels& kernels : host::all_kernels()) {
     casts(kernels);
     rounding_with_feedback(kernels);
+    masters(kernels);
     every_half(kernels);
     reductions(kernels);
     reductions_by_hand(kernels);

@@ -233,6 +233,11 @@ void casts(ThreadPool& pool) {
     std::memcpy(residual, to.data(), to.size() / 2);
     return status;
   });
+  for (const DType half : {DType::bf16, DType::f16}) {
+    const auto params = array_of(half);
+    same(pool, text("refresh_masters from ", name_of(half)), array_of(DType::f32),
+         [&](const Executor& on, void* masters) { return refresh_masters(static_cast<float*>(masters), params.data(), half, kLong, on); });
+  }
   same(pool, "copy_bytes", array_of(DType::u8), [&](const Executor& on, void* bytes) {
     copy_bytes(bytes, small.data(), kLong, on);
     return Status();

@@ -358,7 +358,8 @@ end
 """
     changed!(buffer)
 
-To be called after parameters were written through views: the optimizer's masters follow at the next step. Local.
+To be called after parameters were written through views: the optimizer's masters follow at the next step, where they do not
+round to what was written. Local.
 """
 changed!(buffer::Buffer) = check(Raw.mdp_param_changed(buffer))
 

@@ -102,6 +102,7 @@ int32_t cast(Device* device, void* stream, void* to, DType to_type, const void* 
 int32_t copy_strided(Device* device, void* stream, const Strided* to, const Strided* from, bool add);
 int32_t square_sum(Device* device, void* stream, const void* data, DType type, size_t count, double* sums);
 int32_t round_with_feedback(Device* device, void* stream, void* to, const float* from, float* residual, size_t count);
+int32_t refresh_masters(Device* device, void* stream, float* masters, const void* params, DType type, size_t count);
 int32_t extremes(Device* device, void* stream, const void* data, DType type, size_t count, uint64_t* zeros, float* largest);
 int32_t find_nonfinite(Device* device, void* stream, const void* data, DType type, size_t count, uint64_t first, uint64_t* found);
 int32_t scale(Device* device, void* stream, void* data, DType type, size_t count, float factor);

@@ -53,6 +53,12 @@ int32_t add_dense(void* stream, void* to, DType to_type, const void* from, DType
   return convert_array<uint8_t, uint8_t, true>(stream, to, from, count);
 }
 
+template <class T>
+int32_t refresh_masters_from(void* stream, float* masters, const void* params, uint64_t count) {
+  return launch_for_each(RefreshMasters<T>{masters, static_cast<const T*>(params)}, count, {{masters, sizeof(float)}, {params, sizeof(T)}},
+                         stream);
+}
+
 // ── copies with strides ──
 
 __global__ void __launch_bounds__(kTile* kTileRows) turn_tiles(TurnedCopy work) {
@@ -133,6 +139,15 @@ int32_t round_with_feedback(Device* device, void* stream, void* to, const float*
   if (current.result() != 0) return current.result();
   return launch_for_each(RoundWithFeedback{static_cast<Bf16*>(to), from, residual}, count,
                          {{to, sizeof(Bf16)}, {from, sizeof(float)}, {residual, sizeof(float)}}, stream);
+}
+
+int32_t refresh_masters(Device* device, void* stream, float* masters, const void* params, DType type, size_t count) {
+  if (type != DType::bf16 && type != DType::f16) return kBadArgument;
+  if (count == 0) return 0;
+  const Current current(device);
+  if (current.result() != 0) return current.result();
+  if (type == DType::bf16) return refresh_masters_from<Bf16>(stream, masters, params, count);
+  return refresh_masters_from<F16>(stream, masters, params, count);
 }
 
 int32_t copy_strided(Device* device, void* stream, const Strided* to, const Strided* from, bool add) {

@@ -59,6 +59,7 @@ void add_kernels(PluginTable* table) {
   table->copy_strided = copy_strided;
   table->square_sum = square_sum;
   table->round_with_feedback = round_with_feedback;
+  table->refresh_masters = refresh_masters;
   table->extremes = extremes;
   table->find_nonfinite = find_nonfinite;
   table->scale = scale;

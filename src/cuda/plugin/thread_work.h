@@ -193,6 +193,31 @@ struct RoundWithFeedback {
   }
 };
 
+// ── masters of parameters that were written ──
+
+template <class T>
+struct RefreshMasters {
+  static constexpr int kWidth = 4, kDepth = 4;
+  float* masters;
+  const T* params;
+
+  template <int n>
+  struct Loaded {
+    Pack<float, n> masters;
+    Pack<T, n> params;
+  };
+  template <int n>
+  MEGADP_HOST_DEVICE Loaded<n> load(uint64_t i) const {
+    return {load_pack<n>(masters + i), load_pack<n>(params + i)};
+  }
+  template <int n>
+  MEGADP_HOST_DEVICE void store(uint64_t i, Loaded<n> x) const {
+    MEGADP_UNROLL
+    for (int k = 0; k < n; k++) refresh_master(&x.masters.at[k], x.params.at[k]);
+    store_pack(masters + i, x.masters);
+  }
+};
+
 // ── an array multiplied by a factor ──
 
 template <class T>

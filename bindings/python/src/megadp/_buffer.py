@@ -190,7 +190,8 @@ class Buffer(Closable):
         run(lambda: self._call(lib.mdp_param_write, number, ctypes.byref(tensor), stream or None))
 
     def changed(self) -> None:
-        """To be called after parameters were written through param(): the optimizer's masters take them over at the next step. Local."""
+        """To be called after parameters were written through param(): the optimizer's masters follow at the next step, where they do
+        not round to what was written. Local."""
         self._call(lib.mdp_param_changed)
 
     def broadcast(self, root: int = 0, *, wait: bool = True) -> Optional[Request]:

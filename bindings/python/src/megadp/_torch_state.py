@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state of sharded optimizers as torch's have it: collected from the shards of all ranks, and cut into shards again."""
 import warnings
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Iterator, List, Mapping, MutableMapping, NamedTuple, NoReturn, Optional, Set, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, MutableMapping, NamedTuple, NoReturn, Optional, Set, Tuple
 
 import torch
 
@@ -61,9 +61,7 @@ class ShardedState:
         self._model, self._native, self.params, self._form = model, native, params, form
         # Loaded masters of half-width parameters. They wait for the next step, since a script may load the model before or after.
         self._masters: Dict[int, torch.Tensor] = {}
-        self._before: Dict[int, torch.Tensor] = {}  # those of parameters that torch has written since, as they were
-        self._begun: Set[int] = set()               # whose masters, if torch writes the parameters, begin as these: none were loaded
-        model._states.add(self)
+        self._begun: Set[int] = set()  # whose masters begin as the parameters: none were loaded
         self._kept = native._place.param_states  # of single parameters, by name, in shapes of their own
         self._begins = {piece.param: piece.param_begin for piece in model.storage.owned()}
 
@@ -112,8 +110,8 @@ class ShardedState:
         self._native.set_steps(max(steps, default=0), steps)
         for to, values in arrays:
             to.copy_(values)
-        self._masters, self._before = masters, {}
-        self._begun = {i for i, p in self.params.items() if p.dtype != torch.float32 and i not in masters}
+        self._masters = masters
+        self._begun = {i for i, p in self.params.items() if self._form.masters and p.dtype != torch.float32 and i not in masters}
 
     def _cut(self, i: int, p: torch.Tensor, entry: Mapping[str, Any], array: str) -> torch.Tensor:
         name, begin, count = self._model.storage.params[i].name, self._begins.get(i, 0), as_tensor(self._native.state(i, array)).numel()
@@ -133,27 +131,23 @@ class ShardedState:
 
     def forget(self) -> None:
         """Masters have come by another way."""
-        self._masters, self._before, self._begun = {}, {}, set()
-
-    def keep_masters(self, written: Iterable[int]) -> None:
-        """Before the library is told that these parameters were written."""
-        for i in written:
-            if self._form.masters and i in self.params and i not in self._before and i not in self._begun:
-                self._before[i] = as_tensor(self._native.state(i, "master")).clone()
+        self._masters, self._begun = {}, set()
 
     def settle(self) -> None:
-        """Masters follow parameters that were written, and are then what was loaded, or what they were, where that rounds to the parameter.
-        Local."""
+        """Masters follow parameters that were written, and are what was loaded, where that rounds to the parameter. Local."""
         self._model._follow_writes()
         others = total = 0
-        for i, known in {**self._before, **self._masters}.items():
+        for i in (*self._begun, *self._masters):
             view, begin, p = as_tensor(self._native.state(i, "master")), self._begins.get(i, 0), self.params[i].detach()
             values = p.reshape(-1)[begin:begin + view.numel()]
-            known = known.to(view.device)
-            fits = known.to(p.dtype) == values
-            view.copy_(torch.where(fits, known, values.float()))
-            if i in self._masters:
-                others, total = others + int((~fits).sum()), total + fits.numel()
+            loaded = self._masters.get(i)
+            if loaded is None:
+                view.copy_(values)
+                continue
+            loaded = loaded.to(view.device)
+            fits = loaded.to(p.dtype) == values
+            view.copy_(torch.where(fits, loaded, values.float()))
+            others, total = others + int((~fits).sum()), total + fits.numel()
         self.forget()
         if others:
             warnings.warn(f"{others} of {total} masters that load_state_dict of the optimizer has loaded on this rank do not round to the "

@@ -5,7 +5,6 @@ docs/from-ddp.md says what becomes of scripts written for DistributedDataParalle
 communicate, and calls these as they stand (fullgraph=True refuses them).
 """
 import contextlib
-import weakref
 from typing import TYPE_CHECKING, Any, Iterable, Iterator, Mapping, NoReturn, Optional, Sequence, Tuple, Union
 
 import torch
@@ -33,7 +32,6 @@ from ._torch_regions import (all_to_all_tensor_parallel, copy_to_tensor_parallel
 from ._torch_rules import ShardedAdam, ShardedAdamW, ShardedLion, ShardedSGD
 from ._torch_scaler import GradScaler
 from ._torch_spatial import HaloPad, Spatial, spatial_parts, spatial_slices
-from ._torch_state import ShardedState
 from ._torch_steps import Gradients, as_tensor, stream_of
 from ._torch_vocabulary import VocabParallelEmbedding, vocab_parallel_cross_entropy
 from ._waiting import Request
@@ -157,7 +155,6 @@ class DataParallel(torch.nn.Module):
         self.storage.broadcast()
         # Of those whose masters have more bits, what was written last. Where torch writes it counts; the library's writes do not.
         self._versions = {i: p._version for i, p in self.trained.items() if p.dtype != torch.float32}
-        self._states: "weakref.WeakSet[ShardedState]" = weakref.WeakSet()  # of sharded optimizers
 
     def _share_the_rest(self, buffers_too: bool) -> None:
         broadcast_each(self._comm, [p.data for _, p in self._left_out])
@@ -296,8 +293,6 @@ class DataParallel(torch.nn.Module):
         All others keep all their bits."""
         with torch._C.DisableTorchFunctionSubclass():  # which those have that are awaited
             written = {i: self.trained[i]._version for i, version in self._versions.items() if self.trained[i]._version != version}
-        for state in self._states if written else ():
-            state.keep_masters(written)
         for i, version in written.items():
             self.storage.write(i, self.trained[i].detach().clone(), stream=stream_of(self.trained[i]))
             self._versions[i] = version

@@ -88,9 +88,9 @@ impl Buffer {
     /// # Errors
     /// STATE (forked child).
     pub fn buckets(&self) -> Result<usize> {
-        let _inside = self.tree.enter();
+        let _inside = self.shared.enter();
         let (mut params, mut buckets) = (0, 0);
-        // SAFETY: a live handle, the tree's only call.
+        // SAFETY: a live handle, the buffer's only call.
         check(unsafe { sys::mdp_buffer_counts(self.as_raw(), &mut params, &mut buckets) })?;
         Ok(buckets)
     }
@@ -108,9 +108,9 @@ impl Buffer {
     /// ```
     pub fn find(&self, name: &str) -> Result<usize> {
         let c_name = CString::new(name).map_err(|_| Error::new(Code::Invalid, format!("name is {name:?}; it must not hold a NUL")))?;
-        let _inside = self.tree.enter();
+        let _inside = self.shared.enter();
         let mut param = 0;
-        // SAFETY: a live handle, the tree's only call; the name lives through it.
+        // SAFETY: a live handle, the buffer's only call; the name lives through it.
         check(unsafe { sys::mdp_buffer_find(self.as_raw(), c_name.as_ptr(), &mut param) })?;
         Ok(param)
     }
@@ -132,7 +132,7 @@ impl Buffer {
     }
 
     /// The same to be written to, between a step and the next forward: alike on all ranks, or before [`Buffer::broadcast`]. When it is
-    /// dropped, the optimizer's masters take over all parameters as they then are, at the next step. Local.
+    /// dropped, the optimizer's masters follow at the next step, where they do not round to what was written. Local.
     ///
     /// # Errors
     /// As [`Buffer::param`].
@@ -149,9 +149,9 @@ impl Buffer {
     fn whole_param<T: Element>(&self, param: usize) -> Result<(*mut T, usize)> {
         self.shared.check(param)?;
         let view = {
-            let _inside = self.tree.enter();
+            let _inside = self.shared.enter();
             let mut view = sys::mdp_tensor::new();
-            // SAFETY: a live handle, the tree's only call.
+            // SAFETY: a live handle, the buffer's only call.
             check(unsafe { sys::mdp_buffer_param_view(self.as_raw(), param, &mut view) })?;
             view
         };
@@ -187,13 +187,13 @@ impl Buffer {
         let to =
             Strided::from(&*to).tensor(shape).map(|_| tensor(to.as_mut_ptr(), shape, None)).map_err(|error| error.about_param(param))?;
         self.end_broadcast()?;
-        let _inside = self.tree.enter();
-        // SAFETY: a live handle, the tree's only call; `to` is borrowed mutably, and has the parameter's size.
+        let _inside = self.shared.enter();
+        // SAFETY: a live handle, the buffer's only call; `to` is borrowed mutably, and has the parameter's size.
         check(unsafe { sys::mdp_param_read(self.as_raw(), param, &to, ptr::null_mut()) })
     }
 
     /// Copies into a parameter, cast from the elements' type (f32, bf16, f16 or f64): alike on all ranks, or before [`Buffer::broadcast`]. The
-    /// master of this parameter follows at the next step. Waits as [`Buffer::wait`]. Local.
+    /// master of this parameter follows at the next step, where it does not round to what was written. Waits as [`Buffer::wait`]. Local.
     ///
     /// # Errors
     /// INVALID, STATE (frozen), UNSUPPORTED (memory of a device), those of a lost communicator.
@@ -202,8 +202,8 @@ impl Buffer {
         let from = from.into().tensor(shape).map_err(|error| error.about_param(param))?;
         self.end_broadcast()?;
         self.copies.outdated.set(true);
-        let _inside = self.tree.enter();
-        // SAFETY: a live handle, the tree's only call; no slice of the parameter is in use, since the buffer is borrowed mutably.
+        let _inside = self.shared.enter();
+        // SAFETY: a live handle, the buffer's only call; no slice of the parameter is in use, since the buffer is borrowed mutably.
         check(unsafe { sys::mdp_param_write(self.as_raw(), param, &from, ptr::null_mut()) })
     }
 
@@ -213,8 +213,8 @@ impl Buffer {
     /// # Errors
     /// DESYNC (names the first parameter that differs and two ranks), STATE, those of a lost communicator.
     pub fn verify(&self) -> Result<()> {
-        let _inside = self.tree.enter();
-        // SAFETY: a live handle, the tree's only call; it only reads.
+        let _inside = (self.tree.enter_alone(), self.shared.enter());
+        // SAFETY: a live handle, the buffer's only call; it only reads.
         check(unsafe { sys::mdp_buffer_verify(self.as_raw()) })
     }
 
@@ -226,8 +226,8 @@ impl Buffer {
     /// # Errors
     /// INVALID, STATE (another scaling; twice in a step; after the sync; after the first half-width gradient), those of a lost communicator.
     pub fn tokens(&mut self, count: f64) -> Result<()> {
-        let _inside = self.tree.enter();
-        // SAFETY: a live handle, the tree's only call.
+        let _inside = self.shared.enter();
+        // SAFETY: a live handle, the buffer's only call.
         check(unsafe { sys::mdp_grad_tokens(self.as_raw(), count) })
     }
 
@@ -237,7 +237,7 @@ impl Buffer {
     /// # Errors
     /// STATE (gradients of the last microbatch have come already; a sync is pending), those of a lost communicator.
     pub fn begin_microbatch(&mut self, last: bool) -> Result<()> {
-        // SAFETY: a live handle, the tree's only call.
+        // SAFETY: a live handle, the buffer's only call.
         self.begin(|buffer| unsafe { sys::mdp_microbatch_begin(buffer, last.into()) })
     }
 
@@ -247,17 +247,34 @@ impl Buffer {
     /// # Errors
     /// STATE (a bucket of this step has been launched, or a sync is pending), those of a lost communicator.
     pub fn zero_grad(&mut self) -> Result<()> {
-        // SAFETY: a live handle, the tree's only call; no slice of a gradient is in use, since the buffer is borrowed mutably.
+        // SAFETY: a live handle, the buffer's only call; no slice of a gradient is in use, since the buffer is borrowed mutably.
         self.begin(|buffer| unsafe { sys::mdp_buffer_zero_grad(buffer, ptr::null_mut()) })
     }
 
     fn begin(&mut self, call: impl FnOnce(*mut sys::mdp_buffer) -> sys::mdp_status) -> Result<()> {
-        let inside = self.tree.enter();
+        let inside = self.shared.enter();
         self.shared.take_back();
         self.shared.begin(|| check(call(self.shared.as_ptr())))?;
         drop(inside);
         self.closed = false;
         Ok(())
+    }
+
+    /// A call that ends a step: a new one begins with the next gradient. So it does where the gradient is not finite, but for a step that makes no
+    /// norm, which only tells what the sync has found.
+    pub(crate) fn end_step<R>(&mut self, unchecked: bool, call: impl FnOnce() -> Result<R>) -> Result<R> {
+        let ended = |outcome: &Result<R>| outcome.as_ref().map_or_else(|error| error.code == Code::Numeric && !unchecked, |_| true);
+        let outcome = self.shared.begin_if(ended, call);
+        self.closed &= !ended(&outcome);
+        outcome
+    }
+
+    /// A call that begins a step in parts, and ends it where the gradient is not finite.
+    pub(crate) fn begin_step<R>(&mut self, call: impl FnOnce() -> Result<R>) -> Result<R> {
+        let ended = |outcome: &Result<R>| outcome.as_ref().is_err_and(|error| error.code == Code::Numeric);
+        let outcome = self.shared.begin_if(ended, call);
+        self.closed &= !ended(&outcome);
+        outcome
     }
 
     /// The memory of a gradient that has not come yet, to be written (or added to) before [`GradMut::ready`]. It holds what it held: zero, or
@@ -289,9 +306,9 @@ impl Buffer {
     }
 
     pub(crate) fn grad_view<T: Element>(&self, param: usize) -> Result<(*mut T, usize)> {
-        let _inside = self.tree.enter();
+        let _inside = self.shared.enter();
         let mut view = sys::mdp_tensor::new();
-        // SAFETY: a live handle, the tree's only call.
+        // SAFETY: a live handle, the buffer's only call.
         check(unsafe { sys::mdp_buffer_grad_view(self.as_raw(), param, &mut view) })?;
         dense_view(&view, &format!("the gradient of parameter {param}"))
     }
@@ -325,9 +342,9 @@ impl<T> DerefMut for ParamMut<'_, T> {
 impl<T> Drop for ParamMut<'_, T> {
     fn drop(&mut self) {
         self.buffer.copies.outdated.set(true);
-        let _inside = self.buffer.tree.enter();
+        let _inside = self.buffer.shared.enter();
         // It fails only if the communicator is lost, and every later call says so.
-        // SAFETY: a live handle, the tree's only call.
+        // SAFETY: a live handle, the buffer's only call.
         let _ = unsafe { sys::mdp_param_changed(self.buffer.as_raw()) };
     }
 }
