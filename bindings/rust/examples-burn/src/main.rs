@@ -139,7 +139,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let x = Tensor::from_data(TensorData::new(x, [rows, INPUTS]), &device);
         let loss = module.loss(x, Tensor::from_data(TensorData::new(labels, [rows]), &device));
         put_all(&module, &loss.backward(), &gradients)?;
-        optimizer.start_step(&mut buffer, &StepOptions::default())?;
+        let (_report, _gathering) = optimizer.start_step(&mut buffer, &StepOptions::default())?;
         module = load(module, &buffer)?;
         let mut loss = [f64::from(loss.into_scalar())];
         comm.all_reduce(&mut loss, Op::Avg)?;

@@ -85,7 +85,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let (x, labels) = data.batch(step, rank, ranks);
         let mut loss = [forward_backward(&buffer, &gradients, &x, &labels)?];
         // Ends backward, and returns while parameters are still gathered; forward waits for those that it needs.
-        optimizer.start_step(&mut buffer, &StepOptions::default())?;
+        let (_report, _gathering) = optimizer.start_step(&mut buffer, &StepOptions::default())?;
         comm.all_reduce(&mut loss, Op::Avg)?;
         if rank == 0 {
             println!("loss {step} {:.9}", loss[0]);

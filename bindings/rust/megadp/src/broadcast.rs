@@ -27,9 +27,9 @@ impl Buffer {
         let root = narrow(root, "root")?;
         self.end_broadcast()?;
         let request = {
-            let _inside = self.tree.enter();
+            let _inside = self.shared.enter();
             let mut out = ptr::null_mut();
-            // SAFETY: a live handle, the tree's only call; no slice is in use, and none is given before the request has ended.
+            // SAFETY: a live handle, the buffer's only call; no slice is in use, and none is given before the request has ended.
             check(unsafe { sys::mdp_buffer_broadcast(self.as_raw(), root, &mut out) })?;
             // SAFETY: just created, and ours.
             unsafe { Request::new(out, &self.tree) }?

@@ -178,9 +178,9 @@ impl BufferBuilder {
         let (comm, grid) = on.as_ptrs();
         let params = RawParams::new(params)?;
         let handle = {
-            let _inside = on.tree().enter();
+            let _inside = on.enter_alone();
             let mut out = ptr::null_mut();
-            // SAFETY: a live handle, the tree's only call; structs, names and shapes live through it.
+            // SAFETY: a live handle, of which this is the only call; structs, names and shapes live through it.
             check(unsafe { sys::mdp_buffer_register(comm, grid, &self.raw, params.as_ptr(), params.len(), &mut out) })?;
             // SAFETY: just created, and ours.
             unsafe { Owned::new(out) }?

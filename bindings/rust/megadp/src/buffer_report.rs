@@ -13,9 +13,9 @@ impl Buffer {
     /// # Errors
     /// STATE (forked child).
     pub fn owned(&self) -> Result<Vec<OwnedRange>> {
-        let _inside = self.tree.enter();
+        let _inside = self.shared.enter();
         let mut needed = 0;
-        // SAFETY: a live handle, the tree's only call.
+        // SAFETY: a live handle, the buffer's only call.
         check(unsafe { sys::mdp_buffer_owned(self.as_raw(), ptr::null_mut(), 0, &mut needed) })?;
         let mut ranges = vec![sys::mdp_range::new(); needed];
         // SAFETY: the same, with memory for that many.
@@ -28,9 +28,9 @@ impl Buffer {
     /// # Errors
     /// STATE (forked child).
     pub fn stats(&self) -> Result<Stats> {
-        let _inside = self.tree.enter();
+        let _inside = self.shared.enter();
         let mut out = sys::mdp_stats_report::new();
-        // SAFETY: a live handle, the tree's only call.
+        // SAFETY: a live handle, the buffer's only call.
         check(unsafe { sys::mdp_buffer_stats(self.as_raw(), &mut out) })?;
         Ok(Stats {
             comm: Duration::from_nanos(out.comm_ns),
@@ -51,9 +51,9 @@ impl Buffer {
     /// # Errors
     /// STATE (no sync yet), UNSUPPORTED (ranks of a stage hold different experts), those of a lost communicator.
     pub fn use_order(&self) -> Result<Vec<i32>> {
-        let _inside = self.tree.enter();
+        let _inside = (self.tree.enter_alone(), self.shared.enter());
         let mut order = vec![0; self.shared.params.len()];
-        // SAFETY: a live handle, the tree's only call, with memory for a number of each parameter.
+        // SAFETY: a live handle, the buffer's only call, with memory for a number of each parameter.
         check(unsafe { sys::mdp_buffer_use_order(self.as_raw(), order.as_mut_ptr(), order.len()) })?;
         Ok(order)
     }
@@ -63,9 +63,9 @@ impl Buffer {
     /// # Errors
     /// INVALID (no such bucket), STATE (forked child).
     pub fn bucket(&self, bucket: usize) -> Result<BucketReport> {
-        let _inside = self.tree.enter();
+        let _inside = self.shared.enter();
         let mut out = sys::mdp_bucket_report::new();
-        // SAFETY: a live handle, the tree's only call.
+        // SAFETY: a live handle, the buffer's only call.
         check(unsafe { sys::mdp_buffer_bucket(self.as_raw(), bucket, &mut out) })?;
         Ok(BucketReport::new(&out))
     }

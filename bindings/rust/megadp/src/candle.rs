@@ -143,16 +143,15 @@ pub struct DataParallel {
     weights: Arc<Vec<Weight>>,
     graphs: Graphs,
     failure: Failure,
-    /// How many steps there were, and whether one was taken, not skipped.
+    /// How many steps there were.
     steps: usize,
-    stepped: bool,
 }
 
 impl DataParallel {
     /// Registers named variables, in the order of forward, the same on all ranks (a `VarMap` has none: sort them); the values of rank 0 become
     /// those of all ranks, also in the variables. A variable that comes under several names is one parameter, with one gradient. f32, bf16 or
-    /// f16, contiguous, on the CPU. Any [`Sharding`](crate::Sharding) will do. `on` is a communicator or a grid. Collective over its ranks,
-    /// blocking.
+    /// f16, contiguous, on the CPU. Any [`Sharding`](crate::Sharding) will do. `on` is a communicator or a grid; with
+    /// tensor-parallel ranks see [`DataParallel::register_params`]. Collective over its ranks, blocking.
     ///
     /// # Errors
     /// As [`BufferBuilder::register`]; INVALID (a name for two variables); UNSUPPORTED for other variables; those of candle.
@@ -161,7 +160,7 @@ impl DataParallel {
         builder: &BufferBuilder,
         vars: impl IntoIterator<Item = (N, Var)>,
     ) -> Result<Self> {
-        DataParallel::register_groups(on, builder, vars, |_| 0)
+        DataParallel::register_params(on, builder, vars, |param| param)
     }
 
     /// The same, with the parameter group of each variable, by its name: see [`Param::param_group`]. Collective, blocking.
@@ -174,26 +173,77 @@ impl DataParallel {
         vars: impl IntoIterator<Item = (N, Var)>,
         param_group: impl Fn(&str) -> usize,
     ) -> Result<Self> {
-        let mut unique: Vec<(Vec<String>, Var)> = Vec::new();
-        let mut given = HashMap::new();
-        for (name, var) in vars {
-            let name = name.into();
-            if given.insert(name.clone(), var.id()).is_some_and(|other| other != var.id()) {
-                let text = format!("vars has the name {name:?} for two variables; each needs names of its own");
-                return Err(crate::Error::new(Code::Invalid, text).into());
-            }
-            match unique.iter_mut().find(|(_, other)| other.id() == var.id()) {
-                Some((names, _)) => names.push(name),
-                None => unique.push((vec![name], var)),
-            }
+        DataParallel::register_params(on, builder, vars, |param| {
+            let group = param_group(param.name());
+            param.param_group(group)
+        })
+    }
+
+    /// The same, with whatever else a [`Param`] says: `say` gets each variable's, and gives it back with its group, order of use, or, on a grid
+    /// with tensor-parallel ranks, its placement, which must be said there: what a layer tells ([`tp::Linear::weight_placed`],
+    /// [`tp::Linear::bias_placed`], [`tp::Embedding::placed`]); [`Param::replicated`] for what is whole and has the same gradient on all
+    /// ranks; [`Param::partial_sum`] for what is whole and is used on a part of a sequence, such as a norm between sequence-parallel layers.
+    /// Gradients are then summed, norms counted and replicas kept as the placements say. Not so on a communicator of the data-parallel
+    /// ranks alone, where each tensor-parallel rank clips by its own norm, and what is whole drifts apart. Each data-parallel group begins with the
+    /// values of its first rank; what is not sharded must be the same on all of these. Collective, blocking.
+    ///
+    /// # Errors
+    /// As [`DataParallel::register`]; INVALID (no placement; `say` gives another parameter, or one that is frozen or used several times);
+    /// DESYNC (tensor-parallel ranks differ in what is not sharded: names it).
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor, Var};
+    /// # use megadp::candle::{DataParallel, tp::Linear};
+    /// # use megadp::{Axes, Buffer, Comm, Grid, Optimizer, StepOptions, tp};
+    /// # fn main() -> megadp::candle::Result<()> {
+    /// # let comm = Comm::builder().connect()?;
+    /// let grid = Grid::builder().tp(comm.size()?.min(2) as i32).create(&comm)?;
+    /// let ranks = grid.comm(Axes::TP)?;
+    /// let up = Linear::new(tp::Linear::column(4, 8).bias().sequence().create(&ranks)?);
+    /// let down = Linear::new(tp::Linear::row(8, 4).sequence().create(&ranks)?);
+    /// let (mine, device) = (8 / ranks.size()?, &Device::Cpu); // of the hidden features
+    /// # let ones = |shape: &[usize]| Var::ones(shape, DType::F32, device);
+    /// let vars = [("norm", ones(&[4])?), ("up", ones(&[mine, 4])?), ("up.bias", ones(&[mine])?), ("down", ones(&[4, mine])?)];
+    /// let (up_weight, up_bias, down_weight) = (up.weight_placed()?, up.bias_placed()?, down.weight_placed()?);
+    /// let mut parallel = DataParallel::register_params(&grid, &Buffer::builder(), vars, |param| match param.name() {
+    ///     "up" => param.placed(up_weight),
+    ///     "up.bias" => param.placed(up_bias),
+    ///     "down" => param.placed(down_weight),
+    ///     _ => param.partial_sum(), // the norm sees this rank's part of the sequence
+    /// })?;
+    /// let mut optimizer = Optimizer::builder().lr(0.1).max_grad_norm(1.0).create(parallel.buffer())?;
+    /// let [norm, w1, b1, w2] = ["norm", "up", "up.bias", "down"].map(|name| parallel.tensor(name).unwrap());
+    /// let x = Tensor::ones((3, 4), DType::F32, device)?; // this rank's part of the sequence
+    /// let y = down.forward(&up.forward(&x.broadcast_mul(&norm)?, &w1, Some(&b1))?.relu()?, &w2, None)?;
+    /// parallel.backward(&y.sqr()?.sum_all()?)?;
+    /// parallel.step(&mut optimizer, &StepOptions::default())?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn register_params<'a, N: Into<String>>(
+        on: impl Into<Ranks<'a>>,
+        builder: &BufferBuilder,
+        vars: impl IntoIterator<Item = (N, Var)>,
+        say: impl Fn(Param) -> Param,
+    ) -> Result<Self> {
+        let on = on.into();
+        let unique = unique_vars(vars)?;
+        let params = unique.iter().map(|(names, var)| said_of(describe(&names[0], var)?, &say)).collect::<crate::Result<Vec<_>>>()?;
+        let mut parallel = DataParallel::of_buffer(builder.register(on, &params)?, unique)?;
+        parallel.take_over()?;
+        parallel.buffer.broadcast(0)?;
+        if on.is_tensor_parallel()? {
+            parallel.buffer.verify()?; // nothing else makes these ranks alike
         }
-        let described = |(names, var): &(Vec<String>, Var)| Ok(describe(&names[0], var)?.param_group(param_group(&names[0])));
-        let params = unique.iter().map(described).collect::<crate::Result<Vec<_>>>()?;
-        let mut buffer = builder.register(on, &params)?;
+        write(&parallel.weights, &parallel.buffer)?;
+        Ok(parallel)
+    }
+
+    fn of_buffer(mut buffer: Buffer, vars: Vec<(Vec<String>, Var)>) -> Result<Self> {
         let failure = Failure::default();
         let root = Var::zeros(1, candle_core::DType::F32, &Device::Cpu)?; // candle follows what comes from a variable, this or another
         let mut weights = Vec::new();
-        for (param, (names, var)) in unique.into_iter().enumerate() {
+        for (param, (names, var)) in vars.into_iter().enumerate() {
             let way = Arc::new(Way::new(buffer.gradients(), param, failure.clone()));
             let tensor = root.apply_op1(Arrival { way: way.clone(), shape: var.shape().clone(), dtype: var.dtype() })?;
             weights.push(Weight { names, var, tensor, way });
@@ -202,11 +252,7 @@ impl DataParallel {
         let copies = weights.clone();
         buffer.copies.write = Some(Box::new(move |buffer| write(&copies, buffer).map_err(Error::into_megadp)));
         let graphs = Graphs::new(&weights);
-        let mut parallel = DataParallel { buffer, weights, graphs, failure, steps: 0, stepped: false };
-        parallel.take_over()?;
-        parallel.buffer.broadcast(0)?;
-        parallel.refresh()?;
-        Ok(parallel)
+        Ok(DataParallel { buffer, weights, graphs, failure, steps: 0 })
     }
 
     /// The tensor to build the model with, in the place of the variable of that name. Its values are those of the last step; it stays the same.
@@ -237,11 +283,12 @@ impl DataParallel {
     ///
     /// # Errors
     /// STATE (since the last step a parameter was written, without [`DataParallel::refresh`]; the loss depends on what was computed from
-    /// parameters before it); as [`Gradients::put`](crate::Gradients::put); those of candle.
+    /// parameters before it, which is found of what a loss before the first step, or of the step
+    /// before, has depended on too); as [`Gradients::put`](crate::Gradients::put); those of candle.
     pub fn backward(&self, loss: &Tensor) -> Result<GradStore> {
         self.refuse_outdated()?;
         let nodes = loss.sorted_nodes();
-        self.graphs.refuse_outdated(&nodes, &self.weights, self.stepped)?;
+        self.graphs.refuse_outdated(&nodes, &self.weights)?;
         let direct = self.graphs.used_directly(&nodes).into_iter().map(|param| &self.weights[param]).collect::<Vec<_>>();
         direct.iter().for_each(|weight| weight.way.hold());
         let ran = loss.backward();
@@ -264,7 +311,7 @@ impl DataParallel {
 
     /// Refuses a step that would undo what the program has written into variables.
     fn refuse_written(&self) -> crate::Result<()> {
-        let Some(param) = find_different(&self.weights, self.steps) else { return Ok(()) };
+        let Some(param) = find_different(&self.weights) else { return Ok(()) };
         let text = format!(
             "variable {:?} was written since the last step, and its parameter was not: call DataParallel::load after writing variables, and \
              register none that are not trained, such as running means",
@@ -294,8 +341,8 @@ impl DataParallel {
     ///
     /// # Errors
     /// As [`Buffer::sync`] (the sentence names all variables that got no gradient on this rank) and [`Optimizer::step`]; STATE (parameters were
-    /// written without [`DataParallel::refresh`], or variables without [`DataParallel::load`]: before the first step this is found whatever was
-    /// written, later at the next one where it was all of a variable, else within some); those of candle.
+    /// written without [`DataParallel::refresh`], or variables without [`DataParallel::load`]: all elements are compared, which takes about a fifth of
+    /// the time of an AdamW step without its backward); those of candle.
     pub fn step(&mut self, optimizer: &mut Optimizer, options: &StepOptions) -> Result<StepReport> {
         self.step_by(|buffer| optimizer.start_step(buffer, options))
     }
@@ -338,8 +385,11 @@ impl DataParallel {
             crate::log::warn(&format!("in the first step {without}"));
         }
         self.steps += 1;
-        self.stepped |= !report.skipped;
-        self.refresh()?;
+        if report.skipped {
+            write(&self.weights, &self.buffer)?; // the values that were there
+        } else {
+            self.refresh()?;
+        }
         request.wait()?;
         Ok(report)
     }
@@ -350,6 +400,7 @@ impl DataParallel {
     /// # Errors
     /// Those of a lost communicator; those of candle.
     pub fn refresh(&self) -> Result<()> {
+        self.graphs.begin_step();
         write(&self.weights, &self.buffer)
     }
 
@@ -362,7 +413,8 @@ impl DataParallel {
     }
 
     /// Takes the variables' values over as the parameters', alike on all ranks, and as the model's tensors': after a program has written to
-    /// variables. Local.
+    /// variables. All are taken over; masters of bf16 and f16 parameters keep their digits where they round to what a variable holds, and follow
+    /// where they do not. Local.
     ///
     /// # Errors
     /// Those of a lost communicator; those of candle.
@@ -382,6 +434,37 @@ impl DataParallel {
         }
         Ok(())
     }
+}
+
+/// The variables, each with all of its names.
+fn unique_vars<N: Into<String>>(vars: impl IntoIterator<Item = (N, Var)>) -> crate::Result<Vec<(Vec<String>, Var)>> {
+    let mut unique: Vec<(Vec<String>, Var)> = Vec::new();
+    let mut given = HashMap::new();
+    for (name, var) in vars {
+        let name = name.into();
+        if given.insert(name.clone(), var.id()).is_some_and(|other| other != var.id()) {
+            let text = format!("vars has the name {name:?} for two variables; each needs names of its own");
+            return Err(crate::Error::new(Code::Invalid, text));
+        }
+        match unique.iter_mut().find(|(_, other)| other.id() == var.id()) {
+            Some((names, _)) => names.push(name),
+            None => unique.push((vec![name], var)),
+        }
+    }
+    Ok(unique)
+}
+
+fn said_of(param: Param, say: &impl Fn(Param) -> Param) -> crate::Result<Param> {
+    let said = say(param.clone());
+    if said.says_only_how(&param) {
+        return Ok(said);
+    }
+    let text = format!(
+        "say was given the parameter {:?} and gives another back, or one that is frozen or used several times in a step; its name, shape and \
+         dtype are the variable's, each backward brings one gradient of it, and what is not trained is not registered",
+        param.name()
+    );
+    Err(crate::Error::new(Code::Invalid, text))
 }
 
 fn describe(name: &str, var: &Var) -> crate::Result<Param> {

@@ -109,7 +109,8 @@ impl<'a> SaveCheckpoint<'a> {
     }
 
     /// The same in the background: returns when all is copied, and the copy is written while training goes on. One is written at a time:
-    /// the next save or load waits for it.
+    /// the next save or load waits for it. To be waited for before the parts are dropped, so at the end of a program too: dropping them, or the
+    /// request, waits for nothing, and a program that ends meanwhile leaves no checkpoint.
     ///
     /// # Errors
     /// As [`save`](Self::save). The request has those of writing, and ABORTED if a buffer or an optimizer was dropped before it had ended:
@@ -327,7 +328,7 @@ impl Array<'_> {
     }
 }
 
-/// Fills in what saving and loading have in common, and makes the call under the lock of the parts' tree.
+/// Fills in what saving and loading have in common, and makes the call, when it is its turn in the parts' context and on their buffers.
 fn call<T>(
     directory: &Path,
     parts: Vec<(&Buffer, Option<&Optimizer>)>,
@@ -360,7 +361,8 @@ fn call<T>(
     config.directory = directory.as_ptr();
     (config.parts, config.part_count) = (raw_parts.as_ptr(), raw_parts.len() as u64);
     (config.tensors, config.tensor_count) = (raw_arrays.as_ptr(), raw_arrays.len() as u64);
-    let _inside = tree.enter();
+    let _inside = tree.enter_alone();
+    let _turns = parts.iter().map(|(buffer, _)| buffer.shared.enter()).collect::<Vec<_>>();
     function(&config, &tree)
 }
 

@@ -69,7 +69,7 @@ impl Comm {
         let (_inside, comm) = self.enter();
         let mut out = ptr::null_mut();
         let none = ptr::null_mut();
-        // SAFETY: a live handle, the tree's only call; the structs live through it, the arrays as the caller promises.
+        // SAFETY: a live handle, the communicator's only call; the structs live through it, the arrays as the caller promises.
         check(unsafe {
             match call {
                 Call::AllReduce(op) => sys::mdp_all_reduce(comm, &from, &to, op as u32, none, &mut out),

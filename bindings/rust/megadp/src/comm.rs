@@ -2,7 +2,7 @@
 //! Communicators: this rank in one ordered group of ranks.
 use crate::bootstrap::{Gather, Meeting};
 use crate::error::{Error, Result, check, narrow};
-use crate::handle::{Asked, Inside, NotSync, Owned, Tree};
+use crate::handle::{Asked, Inside, NotSync, Owned, Tree, Turn};
 use crate::request::Request;
 use crate::sys;
 use std::fmt;
@@ -220,12 +220,18 @@ impl CommBuilder {
 pub struct Comm {
     pub(crate) handle: Arc<Owned<sys::mdp_comm>>,
     pub(crate) tree: Arc<Tree>,
+    pub(crate) turn: Arc<Turn>,
     not_sync: NotSync,
 }
 
 impl Comm {
     pub(crate) fn new(handle: Owned<sys::mdp_comm>, tree: Arc<Tree>) -> Self {
-        Comm { handle: Arc::new(handle), tree, not_sync: NotSync::default() }
+        Comm::taking(handle, tree, Arc::default())
+    }
+
+    /// One that takes turns with other values of the same communicator.
+    pub(crate) fn taking(handle: Owned<sys::mdp_comm>, tree: Arc<Tree>, turn: Arc<Turn>) -> Self {
+        Comm { handle: Arc::new(handle), tree, turn, not_sync: NotSync::default() }
     }
 
     /// Joins the ranks of one job into a communicator, the world: with the values given, or else from the launcher's environment; a single
@@ -242,13 +248,18 @@ impl Comm {
     }
 
     pub(crate) fn enter(&self) -> (Inside<'_>, *mut sys::mdp_comm) {
-        (self.tree.enter(), self.handle.as_ptr())
+        (self.turn.enter(), self.handle.as_ptr())
     }
 
-    /// The same communicator as another value, that may be used on another thread: calls on one tree take turns.
+    /// For a call that is made one at a time in a context.
+    pub(crate) fn enter_alone(&self) -> ((Inside<'_>, Inside<'_>), *mut sys::mdp_comm) {
+        ((self.tree.enter_alone(), self.turn.enter()), self.handle.as_ptr())
+    }
+
+    /// The same communicator as another value, that may be used on another thread: calls on both take turns.
     #[cfg(feature = "candle")]
     pub(crate) fn same(&self) -> Self {
-        Comm { handle: self.handle.clone(), tree: self.tree.clone(), not_sync: NotSync::default() }
+        Comm { handle: self.handle.clone(), tree: self.tree.clone(), turn: self.turn.clone(), not_sync: NotSync::default() }
     }
 
     /// The C handle, for calls through [`sys`]: it stays this value's, and the thread rules of the header are the caller's to keep.
@@ -309,9 +320,9 @@ impl Comm {
     /// ```
     pub fn split(&self, color: Option<u32>, key: i32) -> Result<Option<Comm>> {
         let color = color.map_or(Ok(-1), |color| narrow(color, "color"))?;
-        let (_inside, comm) = self.enter();
+        let (_inside, comm) = self.enter_alone();
         let mut out = ptr::null_mut();
-        // SAFETY: a live handle, the tree's only call.
+        // SAFETY: a live handle, the communicator's only call.
         check(unsafe { sys::mdp_comm_split(comm, color, key, &mut out) })?;
         if out.is_null() {
             return Ok(None);
@@ -344,7 +355,7 @@ impl Comm {
     pub fn start_barrier(&self) -> Result<Request> {
         let (_inside, comm) = self.enter();
         let mut out = ptr::null_mut();
-        // SAFETY: a live handle, the tree's only call.
+        // SAFETY: a live handle, the communicator's only call.
         check(unsafe { sys::mdp_barrier(comm, &mut out) })?;
         // SAFETY: just created, and ours.
         unsafe { Request::new(out, &self.tree) }
@@ -371,7 +382,7 @@ impl Comm {
     pub fn event_fd(&self) -> Result<BorrowedFd<'_>> {
         let (_inside, comm) = self.enter();
         let mut fd = -1;
-        // SAFETY: a live handle, the tree's only call.
+        // SAFETY: a live handle, the communicator's only call.
         check(unsafe { sys::mdp_comm_event_fd(comm, &mut fd) })?;
         // SAFETY: open until the tree's last handle is gone, of which self has one.
         Ok(unsafe { BorrowedFd::borrow_raw(fd) })

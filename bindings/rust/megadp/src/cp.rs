@@ -191,7 +191,7 @@ impl Forward<'_> {
     ) -> Result<()> {
         let [q, k, v] = self.read;
         self.attention.attend(comm, &mut function, |comm, config, user| {
-            // SAFETY: a live handle, the tree's only call; structs, arrays and the function live through it, and what it writes is borrowed mutably.
+            // SAFETY: a live handle, the communicator's only call; structs, arrays and the function live through it, and what it writes is borrowed mutably.
             unsafe { sys::mdp_cp_attention_fwd(comm, config, Some(attend_block), user, q, k, v, &out.raw, &lse.raw, ptr::null_mut()) }
         })
     }

@@ -142,6 +142,9 @@ pub(crate) fn dense_length(view: &sys::mdp_tensor) -> Option<usize> {
     let dims = 0..view.ndim as usize;
     // SAFETY: the library wrote ndim sizes and as many strides, which live as long as what the view is of.
     let (size, stride) = (|d: usize| unsafe { *view.shape.add(d) }, |d: usize| unsafe { *view.strides.add(d) });
+    if dims.clone().any(|d| size(d) == 0) {
+        return Some(0); // strides of nothing say nothing
+    }
     let mut numel = 1;
     for d in dims.rev() {
         if !view.strides.is_null() && size(d) > 1 && stride(d) != numel {
@@ -163,6 +166,16 @@ pub(crate) fn dense_view<T: Element>(view: &sys::mdp_tensor, name: &str) -> Resu
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_view_without_elements_is_dense() {
+        let length = |shape: &[i64], strides: &[i64]| dense_length(&tensor::<f32>(std::ptr::null_mut(), shape, Some(strides)));
+        for shape in [&[3, 0][..], &[0, 3], &[2, 0, 3], &[2, 3, 0], &[0]] {
+            let strides = vec![1; shape.len()]; // as the library writes them: of sizes that are at least 1
+            assert_eq!(length(shape, &strides), Some(0), "{shape:?}");
+        }
+        assert_eq!((length(&[2, 3], &[3, 1]), length(&[2, 3], &[4, 1])), (Some(6), None));
+    }
 
     #[test]
     fn strides_stay_inside_of_the_slice() {

@@ -3,7 +3,7 @@
 use crate::buffer::Buffer;
 use crate::element::{Element, Strided, dense_view};
 use crate::error::{Code, Error, Result, check};
-use crate::handle::Owned;
+use crate::handle::{Inside, Owned, Turn};
 use crate::sys;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
@@ -37,6 +37,7 @@ impl ParamFacts {
 #[derive(Debug)]
 pub(crate) struct Shared {
     handle: Owned<sys::mdp_buffer>,
+    turn: Turn,
     pub(crate) params: Vec<ParamFacts>,
     pub(crate) on_host: bool,
 }
@@ -51,11 +52,16 @@ impl Shared {
             check(unsafe { sys::mdp_buffer_param_view(handle.as_ptr(), first, &mut view) })?;
             on_host = view.device_type <= 1;
         }
-        Ok(Shared { handle, params, on_host })
+        Ok(Shared { handle, turn: Turn::default(), params, on_host })
     }
 
     pub(crate) fn as_ptr(&self) -> *mut sys::mdp_buffer {
         self.handle.as_ptr()
+    }
+
+    /// For a call on the buffer, or on one of its optimizers, that is not allowed from any thread.
+    pub(crate) fn enter(&self) -> Inside<'_> {
+        self.turn.enter()
     }
 
     pub(crate) fn check(&self, param: usize) -> Result<&ParamFacts> {
@@ -86,15 +92,20 @@ impl Shared {
         check(unsafe { sys::mdp_param_wait(self.as_ptr(), usize::MAX, ptr::null_mut()) })
     }
 
-    /// A call after which gradients are counted anew. No gradient arrives meanwhile: one that came between the call and our own zero would be
-    /// forgotten here, though the library counts it.
+    /// A call after which gradients are counted anew, unless it fails.
     pub(crate) fn begin<R>(&self, call: impl FnOnce() -> Result<R>) -> Result<R> {
+        self.begin_if(Result::is_ok, call)
+    }
+
+    /// A call after which gradients are counted anew where `begun` says so of its outcome. No gradient arrives meanwhile: one that came between
+    /// the call and our own zero would be forgotten here, though the library counts it.
+    pub(crate) fn begin_if<R>(&self, begun: impl FnOnce(&Result<R>) -> bool, call: impl FnOnce() -> Result<R>) -> Result<R> {
         let mut slots: Vec<_> = self.params.iter().map(ParamFacts::slot).collect();
-        let result = call()?;
-        for slot in &mut slots {
-            **slot = Slot::default();
+        let result = call();
+        if begun(&result) {
+            slots.iter_mut().for_each(|slot| **slot = Slot::default());
         }
-        Ok(result)
+        result
     }
 
     /// Takes back what was lent through guards that were forgotten, as if they had been dropped. For whoever borrows the buffer mutably: a

@@ -2,9 +2,11 @@
 //! The world cut into tensor, context, expert, data and pipeline parallel groups.
 use crate::comm::Comm;
 use crate::error::{Code, Error, Result, check, narrow};
-use crate::handle::{NotSync, Owned, Tree};
+use crate::handle::{Inside, NotSync, Owned, Tree, Turn};
 use crate::library::text;
 use crate::sys;
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::ffi::CString;
 use std::ops::BitOr;
 use std::ptr;
@@ -106,13 +108,13 @@ impl GridBuilder {
     /// INVALID (sizes that do not divide, order), DESYNC (values differ), STATE, those of a lost communicator.
     pub fn create(&self, world: &Comm) -> Result<Grid> {
         self.with_raw(|raw| {
-            let (_inside, comm) = world.enter();
+            let (_inside, comm) = world.enter_alone();
             let mut out = ptr::null_mut();
-            // SAFETY: a live handle, the tree's only call; the struct lives through it.
+            // SAFETY: a live handle, the grid's only call; the struct lives through it.
             check(unsafe { sys::mdp_grid_create(comm, raw, &mut out) })?;
             // SAFETY: just created, and ours.
             let handle = unsafe { Owned::new(out) }?;
-            Ok(Grid { handle, tree: world.tree.clone(), not_sync: NotSync::default() })
+            Ok(Grid { handle, tree: world.tree.clone(), turns: RefCell::default(), not_sync: NotSync::default() })
         })
     }
 
@@ -138,6 +140,8 @@ impl GridBuilder {
 pub struct Grid {
     pub(crate) handle: Owned<sys::mdp_grid>,
     pub(crate) tree: Arc<Tree>,
+    /// Of communicators that were asked for.
+    turns: RefCell<HashMap<u32, Arc<Turn>>>,
     not_sync: NotSync,
 }
 
@@ -184,6 +188,23 @@ impl Ranks<'_> {
         }
     }
 
+    #[cfg(feature = "candle")]
+    pub(crate) fn is_tensor_parallel(&self) -> Result<bool> {
+        match self {
+            Ranks::Comm(_) => Ok(false),
+            Ranks::Grid(grid) => Ok(grid.coords(Axes::TP)?.1 > 1),
+        }
+    }
+
+    /// For a call that is made one at a time in a context.
+    pub(crate) fn enter_alone(&self) -> (Inside<'_>, Option<Inside<'_>>) {
+        let turn = match self {
+            Ranks::Comm(comm) => Some(&comm.turn),
+            Ranks::Grid(_) => None, // it is one value, which one thread has
+        };
+        (self.tree().enter_alone(), turn.map(|turn| turn.enter()))
+    }
+
     /// The handles as mdp_buffer_register takes them: one of the two, the other NULL.
     pub(crate) fn as_ptrs(&self) -> (*mut sys::mdp_comm, *mut sys::mdp_grid) {
         match self {
@@ -225,9 +246,8 @@ impl Grid {
     /// # Errors
     /// INVALID (EP on the dense grid, CP on the expert grid), STATE (forked child).
     pub fn coords(&self, axes: Axes) -> Result<(usize, usize)> {
-        let _inside = self.tree.enter();
         let (mut index, mut size) = (0, 0);
-        // SAFETY: a live handle, the tree's only call.
+        // SAFETY: a live handle, the grid's only call.
         check(unsafe { sys::mdp_grid_coords(self.handle.as_ptr(), axes.0, &mut index, &mut size) })?;
         Ok((narrow(index, "index")?, narrow(size, "size")?))
     }
@@ -237,9 +257,8 @@ impl Grid {
     /// # Errors
     /// STATE (forked child).
     pub fn seed(&self, seed: u64, random: Random) -> Result<u64> {
-        let _inside = self.tree.enter();
         let mut found = 0;
-        // SAFETY: a live handle, the tree's only call.
+        // SAFETY: a live handle, the grid's only call.
         check(unsafe { sys::mdp_grid_seed(self.handle.as_ptr(), seed, random as u32, &mut found) })?;
         Ok(found)
     }
@@ -250,11 +269,12 @@ impl Grid {
     /// # Errors
     /// As [`Grid::coords`], and those of a lost communicator.
     pub fn comm(&self, axes: Axes) -> Result<Comm> {
-        let _inside = self.tree.enter();
+        let turn = self.turns.borrow_mut().entry(axes.0).or_default().clone();
+        let _inside = self.tree.enter_alone();
         let mut out = ptr::null_mut();
-        // SAFETY: a live handle, the tree's only call.
+        // SAFETY: a live handle, the grid's only call.
         check(unsafe { sys::mdp_grid_comm(self.handle.as_ptr(), axes.0, &mut out) })?;
         // SAFETY: just created, and ours.
-        Ok(Comm::new(unsafe { Owned::new(out) }?, self.tree.clone()))
+        Ok(Comm::taking(unsafe { Owned::new(out) }?, self.tree.clone(), turn))
     }
 }

@@ -165,13 +165,13 @@ impl HaloBuilder {
             staggered: given(&staggered),
             ..sys::mdp_halo_config::new()
         };
-        let (_inside, raw_comm) = comm.enter();
+        let (_inside, raw_comm) = comm.enter_alone();
         let mut out = ptr::null_mut();
-        // SAFETY: a live handle, the tree's only call; the struct and its lists, of ndim values each (of each field), live through it.
+        // SAFETY: a live handle, the halo's only call; the struct and its lists, of ndim values each (of each field), live through it.
         check(unsafe { sys::mdp_halo_create(raw_comm, &config, &mut out) })?;
         // SAFETY: just created, and ours.
         let handle = unsafe { Owned::new(out) }?;
-        Ok(Halo { handle, tree: comm.tree.clone(), ndim, under_way: Cell::new(false), not_sync: NotSync::default() })
+        Ok(Halo { handle, _tree: comm.tree.clone(), ndim, under_way: Cell::new(false), not_sync: NotSync::default() })
     }
 }
 
@@ -183,7 +183,7 @@ fn list(values: &[usize], name: &str) -> Result<Vec<i64>> {
 #[derive(Debug)]
 pub struct Halo {
     handle: Owned<sys::mdp_halo>,
-    tree: Arc<Tree>,
+    _tree: Arc<Tree>,
     ndim: usize,
     /// From a start to its finish, which may never come.
     under_way: Cell<bool>,
@@ -259,10 +259,8 @@ impl Halo {
 
     /// The fields are borrowed mutably as long as the exchange, by themselves or with this halo.
     fn begin_raw(&mut self, fields: Vec<sys::mdp_tensor>, flags: u64) -> Result<Exchange<'_>> {
-        let inside = self.tree.enter();
-        // SAFETY: a live handle, the tree's only call; the arrays are used by no call but this and the exchange's finish.
+        // SAFETY: a live handle, the halo's only call; the arrays are used by no call but this and the exchange's finish.
         check(unsafe { sys::mdp_halo_start(self.handle.as_ptr(), fields.as_ptr(), fields.len(), flags, ptr::null_mut()) })?;
-        drop(inside);
         self.under_way.set(true);
         Ok(Exchange { halo: self, fields, borrowed: PhantomData })
     }
@@ -294,8 +292,7 @@ impl Halo {
 
     fn view(&self, index: usize) -> Result<sys::mdp_tensor> {
         let mut view = sys::mdp_tensor::new();
-        let _inside = self.tree.enter();
-        // SAFETY: a live handle, the tree's only call, and a struct to fill.
+        // SAFETY: a live handle, the halo's only call, and a struct to fill.
         check(unsafe { sys::mdp_halo_array(self.handle.as_ptr(), index as u64, &mut view) })?;
         Ok(view)
     }
@@ -307,8 +304,7 @@ impl Halo {
     pub fn place(&self) -> Result<Place> {
         let mut lists = [vec![0i64; self.ndim], vec![0; self.ndim], vec![0; self.ndim]];
         let [coords, begins, whole] = lists.each_mut().map(|list| list.as_mut_ptr());
-        let _inside = self.tree.enter();
-        // SAFETY: a live handle, the tree's only call, which writes one value for each dimension.
+        // SAFETY: a live handle, the halo's only call, which writes one value for each dimension.
         check(unsafe { sys::mdp_halo_place(self.handle.as_ptr(), coords, begins, whole) })?;
         let [coords, begins, whole] = lists.map(|list| list.into_iter().map(|value| value as usize).collect());
         Ok(Place { coords, begins, whole })
@@ -343,8 +339,7 @@ impl Exchange<'_> {
     /// # Errors
     /// DESYNC (a neighbour went the other way), those of a lost communicator.
     pub fn finish(self) -> Result<()> {
-        let _inside = self.halo.tree.enter();
-        // SAFETY: a live handle, the tree's only call; the fields are still borrowed.
+        // SAFETY: a live handle, the halo's only call; the fields are still borrowed.
         check(unsafe { sys::mdp_halo_finish(self.halo.handle.as_ptr(), ptr::null_mut()) })?;
         self.halo.under_way.set(false);
         Ok(())

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Handles of the library, and the lock that keeps its thread rule.
+//! Handles of the library, and the locks that keep its thread rule.
 use crate::error::{Code, Error, Result};
 use crate::sys;
 use core::ffi::c_void;
@@ -65,7 +65,7 @@ impl<T: Destroy> Drop for Owned<T> {
 }
 
 // SAFETY: a handle is an address, tied to no thread, and the library lets any thread destroy it. Calls that it allows on one thread at a
-// time only are made by types that are not Sync, and under the lock of the handle's tree.
+// time only are made by types that are not Sync, and in turn where several values share what is used.
 unsafe impl<T: Destroy> Send for Owned<T> {}
 // SAFETY: the same. Through a shared reference, types that are Sync make no calls but those that the header allows "from any thread at any
 // time".
@@ -74,15 +74,25 @@ unsafe impl<T: Destroy> Sync for Owned<T> {}
 /// Makes the type that holds it not Sync, and leaves it Send.
 pub(crate) type NotSync = PhantomData<Cell<()>>;
 
-/// The lock of one communicator tree. The header allows calls of one thread at a time on a tree, but handles of one tree are separate
-/// values here, which may be sent to different threads. The thread that holds it may take it again: a log callback runs inside of a call and
-/// may call the library itself.
+/// What the values of one communicator's context have in common: they are one tree. A lock of it is held by no call but those that the header
+/// says are made one at a time in a context, since the ranks come to these in one order; each communicator and each buffer has its own
+/// [`Turn`] for all others.
 #[derive(Debug, Default)]
 pub(crate) struct Tree {
-    holder: Mutex<(Option<ThreadId>, usize)>,
-    free: Condvar,
+    /// Of calls that make, split, compare, save or load. They take this one first and then that of what they are called on.
+    alone: Turn,
     // Kept as long as anything that waits.
     _asked: Option<Arc<Asked>>,
+}
+
+/// Whose turn it is. The header allows calls of one thread at a time on a communicator, and on a buffer with its optimizers, but several values
+/// here are of one of these, and may be sent to different threads: then calls wait for each other, where the library would refuse the second
+/// (STATE). What belongs to different ones never waits, since a call may wait for ranks that come to those in another order. The thread
+/// that holds it may take it again: a log callback runs inside of a call and may call the library itself.
+#[derive(Debug, Default)]
+pub(crate) struct Turn {
+    holder: Mutex<(Option<ThreadId>, usize)>,
+    free: Condvar,
 }
 
 /// The closure that a call which waits asks whether to end; see [`CommBuilder::interrupted`](crate::CommBuilder::interrupted).
@@ -113,12 +123,19 @@ impl Tree {
         Tree { _asked: asked, ..Tree::default() }
     }
 
+    /// For a call that is made one at a time in a context.
+    pub(crate) fn enter_alone(&self) -> Inside<'_> {
+        self.alone.enter()
+    }
+}
+
+impl Turn {
     fn holder(&self) -> MutexGuard<'_, (Option<ThreadId>, usize)> {
         // What it guards is written in one go, so a panic elsewhere leaves it whole.
         self.holder.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until no other thread is inside of a call on this tree.
+    /// Waits until no other thread is inside of a call.
     pub(crate) fn enter(&self) -> Inside<'_> {
         let me = thread::current().id();
         let mut holder = self.holder();
@@ -131,7 +148,7 @@ impl Tree {
 }
 
 /// Held during a call.
-pub(crate) struct Inside<'a>(&'a Tree);
+pub(crate) struct Inside<'a>(&'a Turn);
 
 impl Drop for Inside<'_> {
     fn drop(&mut self) {
@@ -151,13 +168,13 @@ mod tests {
 
     #[test]
     fn one_thread_at_a_time_and_again_from_inside() {
-        let (tree, inside) = (Tree::default(), AtomicUsize::new(0));
+        let (turn, inside) = (Turn::default(), AtomicUsize::new(0));
         thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for _ in 0..1000 {
-                        let _outer = tree.enter();
-                        let _inner = tree.enter();
+                        let _outer = turn.enter();
+                        let _inner = turn.enter();
                         assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
                         thread::yield_now();
                         inside.fetch_sub(1, Ordering::SeqCst);
@@ -165,6 +182,6 @@ mod tests {
                 });
             }
         });
-        assert_eq!(*tree.holder(), (None, 0));
+        assert_eq!(*turn.holder(), (None, 0));
     }
 }

@@ -36,9 +36,12 @@
 //! **Errors** are values: [`Error`] has a code, the rank, bucket and parameter it is about, and a sentence. Nothing in this crate panics on
 //! bad input, no `Drop` fails, and none waits for another rank. After a failure for which [`Code::is_final`] holds in a collective call the communicator is lost.
 //!
-//! **Threads.** The library allows one thread at a time on a communicator and all that was made from it. So [`Comm`], [`Grid`], [`Buffer`] and
-//! [`Optimizer`] are [`Send`] and not [`Sync`]; if they have been sent to different threads, calls wait for each other. What may be called
-//! from any thread at any time has types of its own, which are `Send` and `Sync`: [`Gradients`], [`Request`], [`Aborter`].
+//! **Threads.** The library allows one thread at a time on a communicator, and on a buffer with its optimizers. So [`Comm`], [`Grid`], [`Buffer`]
+//! and [`Optimizer`] are [`Send`] and not [`Sync`]; if values of one of these (a buffer and its optimizer, a communicator and its
+//! [`tp::Linear`]) have been sent to different threads, their calls wait for each other. Other communicators and buffers never do: each may
+//! be trained by a thread of its own, and ranks may come to them in any order. Calls that make one of them, split, compare
+//! ([`Buffer::verify`], [`Buffer::use_order`]), save or load take turns in all of a tree, and ranks come to these in one order. What may be
+//! called from any thread at any time has types of its own, which are `Send` and `Sync`: [`Gradients`], [`Request`], [`Aborter`].
 //!
 //! ```compile_fail,E0277
 //! fn shared<T: Sync>() {}
@@ -103,7 +106,7 @@ pub use grid::{Axes, Grid, GridBuilder, Random, Ranks};
 pub use library::{info, version};
 pub use optimizer::{Optimizer, StateKind, StepOptions, StepReport};
 pub use optimizer_builder::{Norm, OptimizerBuilder, ParamGroup, Rule};
-pub use param::Param;
+pub use param::{Param, Placed};
 pub use pieces::{Piece, Updated};
 pub use plan::{PlanReport, plan, plan_json};
 pub use request::Request;

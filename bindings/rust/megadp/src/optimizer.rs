@@ -17,8 +17,17 @@ use std::sync::Arc;
 /// What one step does differently.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct StepOptions {
-    pub(crate) raw: sys::mdp_step_config,
+    raw: sys::mdp_step_config,
+    // Whether these were said: the library takes 0 for unsaid.
+    has_scale: bool,
+    has_divisor: bool,
 }
+
+// SAFETY: raw's pointer is a stream's, which this only hands on to the library; a stream may be used by any thread, and who gives one promises
+// that it lives.
+unsafe impl Send for StepOptions {}
+// SAFETY: the same.
+unsafe impl Sync for StepOptions {}
 
 impl StepOptions {
     /// Replaces the optimizer's learning rate from this step on, also by 0.
@@ -30,14 +39,26 @@ impl StepOptions {
 
     /// Gradients are divided by this, 1e-37 to 1e37. When it is said, a gradient that is not finite makes all ranks skip the step.
     pub fn loss_scale(mut self, scale: f64) -> Self {
-        self.raw.loss_scale = scale;
+        (self.raw.loss_scale, self.has_scale) = (scale, true);
         self
     }
 
     /// Gradients are divided by this too, such as the number of microbatches; 1e-37 to 1e37.
     pub fn grad_divisor(mut self, divisor: f64) -> Self {
-        self.raw.grad_divisor = divisor;
+        (self.raw.grad_divisor, self.has_divisor) = (divisor, true);
         self
+    }
+
+    /// The struct to hand to the library.
+    pub(crate) fn raw(&self) -> Result<&sys::mdp_step_config> {
+        for (said, value, name) in
+            [(self.has_scale, self.raw.loss_scale, "loss_scale"), (self.has_divisor, self.raw.grad_divisor, "grad_divisor")]
+        {
+            if said && value == 0.0 {
+                return Err(Error::new(Code::Invalid, format!("config.{name} is 0; it must be between 1e-37 and 1e37")));
+            }
+        }
+        Ok(&self.raw)
     }
 
     /// No norm is computed, and what is not finite spreads; INVALID with clipping, a loss scale or scaler, [`Rule::Caller`](crate::Rule::Caller).
@@ -46,6 +67,10 @@ impl StepOptions {
     pub fn unchecked(mut self) -> Self {
         self.raw.flags |= sys::MDP_STEP_UNCHECKED;
         self
+    }
+
+    pub(crate) fn is_unchecked(&self) -> bool {
+        self.raw.flags & sys::MDP_STEP_UNCHECKED != 0
     }
 
     /// With CUDA: the stream that the step's work goes with; the device's default stream unless said.
@@ -100,7 +125,7 @@ pub enum StateKind {
 #[derive(Debug)]
 pub struct Optimizer {
     handle: Owned<sys::mdp_optimizer>,
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     pub(crate) tree: Arc<Tree>,
     /// With a rule of the caller's: the names of its arrays.
     callers: Option<Vec<CString>>,
@@ -144,8 +169,8 @@ impl Optimizer {
     /// INVALID, STATE, those of a lost communicator.
     pub fn set_param_group(&mut self, group: usize, value: ParamGroup) -> Result<()> {
         let raw = value.raw("value")?;
-        let _inside = self.tree.enter();
-        // SAFETY: a live handle, the tree's only call.
+        let _inside = self.shared.enter();
+        // SAFETY: a live handle, the buffer's only call.
         check(unsafe { sys::mdp_optimizer_set_param_group(self.as_raw(), group, &raw) })
     }
 
@@ -154,7 +179,8 @@ impl Optimizer {
     ///
     /// # Errors
     /// INVALID, those of [`Buffer::sync`], NUMERIC (a gradient is not finite, and there is no loss scale and no [`Scaler`](crate::Scaler); nothing has changed on any rank), those of a lost communicator.
-    /// After a failure, [`Buffer::zero_grad`] or [`Buffer::begin_microbatch`] begins anew.
+    /// After a failure of the sync, [`Buffer::zero_grad`] or [`Buffer::begin_microbatch`] begins anew; NUMERIC of the step has begun the next
+    /// one, as a skipped step does.
     ///
     /// ```
     /// # use megadp::{Buffer, Comm, Optimizer, Param, StepOptions};
@@ -178,7 +204,7 @@ impl Optimizer {
     /// As [`Optimizer::step`].
     pub fn start_step<'a>(&mut self, gradients: impl Into<ToStep<'a>>, options: &StepOptions) -> Result<(StepReport, Request)> {
         let raw = self.as_raw();
-        // SAFETY: a live handle, and start() calls it as the tree's only call.
+        // SAFETY: a live handle, and start() calls it as the buffer's only call.
         start(&[self], gradients.into(), options, |config, report, out| unsafe { sys::mdp_optimizer_step(raw, config, report, out) })
     }
 
@@ -223,7 +249,7 @@ impl Optimizer {
     ) -> Result<(StepReport, Request)> {
         let optimizers: Vec<&Optimizer> = optimizers.into_iter().map(|optimizer| &*optimizer).collect(); // borrowed mutably
         let raw: Vec<_> = optimizers.iter().map(|optimizer| optimizer.as_raw()).collect();
-        // SAFETY: live handles, and start() calls it as the tree's only call; the list lives through it.
+        // SAFETY: live handles, and start() calls it as the buffer's only call; the list lives through it.
         start(&optimizers, gradients.into(), options, |config, report, out| unsafe {
             sys::mdp_optimizer_step_many(raw.as_ptr(), raw.len(), config, report, out)
         })
@@ -312,8 +338,8 @@ impl Optimizer {
         buffer.end_broadcast()?;
         let mut out = ptr::null_mut();
         {
-            let _inside = self.tree.enter();
-            // SAFETY: a live handle, the tree's only call. The buffer is borrowed mutably, so no slice of it is in use.
+            let _inside = self.shared.enter();
+            // SAFETY: a live handle, the buffer's only call. The buffer is borrowed mutably, so no slice of it is in use.
             check(unsafe { sys::mdp_optimizer_swap_average(self.as_raw(), ptr::null_mut(), &mut out) })?;
         }
         // SAFETY: just created, and ours.
@@ -327,9 +353,9 @@ impl Optimizer {
     /// # Errors
     /// INVALID, STATE (frozen), those of a lost communicator.
     pub fn steps(&self, param: usize) -> Result<u64> {
-        let _inside = self.tree.enter();
+        let _inside = self.shared.enter();
         let mut steps = 0;
-        // SAFETY: a live handle, the tree's only call.
+        // SAFETY: a live handle, the buffer's only call.
         check(unsafe { sys::mdp_optimizer_steps(self.as_raw(), param, &mut steps) })?;
         Ok(steps)
     }
@@ -340,9 +366,9 @@ impl Optimizer {
     /// # Errors
     /// INVALID (the length of `steps`; one above `taken`), those of a lost communicator.
     pub fn set_steps(&mut self, taken: u64, steps: Option<&[u64]>) -> Result<()> {
-        let _inside = self.tree.enter();
+        let _inside = self.shared.enter();
         let (list, count) = steps.map_or((ptr::null(), 0), |steps| (steps.as_ptr(), steps.len()));
-        // SAFETY: a live handle, the tree's only call; the list is borrowed through it.
+        // SAFETY: a live handle, the buffer's only call; the list is borrowed through it.
         check(unsafe { sys::mdp_optimizer_set_steps(self.as_raw(), taken, list, count) })
     }
 
@@ -351,15 +377,15 @@ impl Optimizer {
     /// # Errors
     /// Those of a lost communicator.
     pub fn info(&self) -> Result<String> {
-        let _inside = self.tree.enter();
-        // SAFETY: a live handle, the tree's only call; text() hands over memory of that size.
+        let _inside = self.shared.enter();
+        // SAFETY: a live handle, the buffer's only call; text() hands over memory of that size.
         text(|json, capacity, needed| unsafe { sys::mdp_optimizer_info(self.as_raw(), json, capacity, needed) })
     }
 
     fn state_view<T: Element>(&self, param: usize, kind: StateKind) -> Result<(*mut T, usize)> {
-        let _inside = self.tree.enter();
+        let _inside = self.shared.enter();
         let mut view = sys::mdp_tensor::new();
-        // SAFETY: a live handle, the tree's only call.
+        // SAFETY: a live handle, the buffer's only call.
         check(unsafe { sys::mdp_optimizer_state(self.as_raw(), param, self.name_of(kind)?.as_ptr(), &mut view) })?;
         dense_view(&view, &format!("the optimizer's state of parameter {param}"))
     }
@@ -394,7 +420,8 @@ fn start(
         return Err(Error::new(Code::State, text));
     }
     let (first, buffer) = ready(optimizers, gradients, options)?;
-    finish(first, buffer, |report, out| call(&options.raw, report, out))
+    let raw = options.raw()?;
+    finish(first, buffer, options.is_unchecked(), |report, out| call(raw, report, out))
 }
 
 /// What begins a step of these optimizers: the first of them, and the buffer after a sync.
@@ -407,27 +434,25 @@ pub(crate) fn ready<'o, 'a>(
         return Err(Error::new(Code::Invalid, "optimizers is empty; give at least one"));
     };
     optimizers.iter().try_for_each(|optimizer| optimizer.check_buffer(gradients.buffer()))?;
-    if options.raw.flags & sys::MDP_STEP_UNCHECKED != 0 {
+    let raw = options.raw()?;
+    if options.is_unchecked() {
         return Ok((first, gradients.into_buffer())); // the step syncs: it may then add up the buckets itself
     }
-    Ok((first, gradients.sync(|| options.raw.loss_scale != 0.0 || first.has_scaler())?))
+    Ok((first, gradients.sync(|| raw.loss_scale != 0.0 || first.has_scaler())?))
 }
 
 /// Makes the call that ends a step.
 pub(crate) fn finish(
     first: &Optimizer,
     buffer: &mut Buffer,
+    unchecked: bool,
     call: impl FnOnce(&mut sys::mdp_step_report, &mut *mut sys::mdp_request) -> sys::mdp_status,
 ) -> Result<(StepReport, Request)> {
     let mut report = sys::mdp_step_report::new();
     let mut out = ptr::null_mut();
-    {
-        let _inside = first.tree.enter();
-        // A new step begins with the next gradient after this call, so it counts as a beginning. The buffer is borrowed mutably, so no
-        // slice of it is in use.
-        buffer.shared.begin(|| check(call(&mut report, &mut out)))?;
-    }
-    buffer.closed = false;
+    let _inside = first.shared.enter();
+    // The buffer is borrowed mutably, so no slice of it is in use.
+    buffer.end_step(unchecked, || check(call(&mut report, &mut out)))?;
     buffer.copies.outdated.set(true);
     // SAFETY: just created, and ours.
     let request = unsafe { Request::new(out, &first.tree) }?;

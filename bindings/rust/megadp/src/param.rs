@@ -5,6 +5,25 @@ use crate::error::{Code, Error, Result, narrow};
 use crate::sys;
 use std::ffi::CString;
 
+/// How tensor-parallel ranks hold a parameter; see [`Param::placed`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Placed {
+    /// As [`Param::replicated`].
+    Replicated,
+    /// As [`Param::partial_sum`].
+    PartialSum,
+    /// As [`Param::partial_mean`].
+    PartialMean,
+    /// As [`Param::sharded`].
+    Sharded {
+        /// The dimension that is cut.
+        dim: usize,
+        /// How many pieces each rank has.
+        pieces: usize,
+    },
+}
+
 /// One parameter of the model, to be registered. f32, dense, used once a step, unless said otherwise.
 ///
 /// ```
@@ -90,6 +109,16 @@ impl Param {
         self
     }
 
+    /// The tensor-parallel ranks hold it so: what [`tp::Linear::weight_placed`](crate::tp::Linear::weight_placed) and its like tell.
+    pub fn placed(self, placed: Placed) -> Self {
+        match placed {
+            Placed::Replicated => self.replicated(),
+            Placed::PartialSum => self.partial_sum(),
+            Placed::PartialMean => self.partial_mean(),
+            Placed::Sharded { dim, pieces } => self.sharded(dim, pieces),
+        }
+    }
+
     /// Index of its group among the optimizer's [`ParamGroup`](crate::ParamGroup)s.
     pub fn param_group(mut self, group: usize) -> Self {
         self.param_group = group;
@@ -133,6 +162,13 @@ impl Param {
     pub fn tie(mut self, tie: impl Into<String>) -> Self {
         self.tie = Some(tie.into());
         self
+    }
+
+    /// Whether this is the same array, trained, and with one gradient in a microbatch.
+    #[cfg(feature = "candle")]
+    pub(crate) fn says_only_how(&self, of: &Param) -> bool {
+        let once = self.uses_per_step == 1 && self.raw.flags & sys::MDP_PARAM_FROZEN == 0;
+        once && self.name == of.name && self.shape == of.shape && self.raw.dtype == of.raw.dtype
     }
 
     /// How an array of this placement lies in a checkpoint; name and memory are the caller's to say.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Steps whose updates are the caller's: a closure that gets what this rank owns of each parameter.
+use crate::buffer::Buffer;
 use crate::error::{Code, Error, Result, check};
 use crate::optimizer::{Optimizer, StepOptions, StepReport, finish, ready};
 use crate::request::Request;
@@ -187,13 +188,14 @@ impl Optimizer {
             return Err(Error::new(Code::Unsupported, text));
         }
         let (first, buffer) = ready(&optimizers, gradients, options)?;
-        begin(first, &optimizers, options)?;
+        begin(first, &optimizers, buffer, options)?;
         // Whoever catches the panic finds the optimizer as after an error, and what the closure borrows as any panic leaves it.
         let updated = catch_unwind(AssertUnwindSafe(|| update_pieces(first, &mut update)));
         let failed = !matches!(updated, Ok(Ok(())));
-        // SAFETY: a live handle, and finish() calls it as the tree's only call; no slice of a piece is in use.
-        let finished =
-            finish(first, buffer, |report, out| unsafe { sys::mdp_optimizer_step_finish(first.as_raw(), failed.into(), report, out) });
+        // SAFETY: a live handle, and finish() calls it as the buffer's only call; no slice of a piece is in use.
+        let finished = finish(first, buffer, false, |report, out| unsafe {
+            sys::mdp_optimizer_step_finish(first.as_raw(), failed.into(), report, out)
+        });
         match updated {
             Ok(Ok(())) => finished,
             Ok(Err(mine)) => finished.map_err(|told| Error { param: mine.param, text: format!("{}: {}", told.text, mine.text), ..told }),
@@ -202,11 +204,12 @@ impl Optimizer {
     }
 }
 
-fn begin(first: &Optimizer, optimizers: &[&Optimizer], options: &StepOptions) -> Result<()> {
+fn begin(first: &Optimizer, optimizers: &[&Optimizer], buffer: &mut Buffer, options: &StepOptions) -> Result<()> {
     let raw: Vec<_> = optimizers.iter().map(|optimizer| optimizer.as_raw()).collect();
-    let _inside = first.tree.enter();
-    // SAFETY: live handles, the tree's only call; the list lives through it. The buffer is borrowed mutably until the step is finished.
-    check(unsafe { sys::mdp_optimizer_step_begin(raw.as_ptr(), raw.len(), &options.raw) })
+    let config = options.raw()?;
+    let _inside = first.shared.enter();
+    // SAFETY: live handles, the buffer's only call; the list lives through it. The buffer is borrowed mutably until the step is finished.
+    buffer.begin_step(|| check(unsafe { sys::mdp_optimizer_step_begin(raw.as_ptr(), raw.len(), config) }))
 }
 
 /// Until an update fails.
@@ -214,8 +217,8 @@ fn update_pieces(first: &Optimizer, update: &mut dyn FnMut(Piece<'_>) -> Updated
     loop {
         let mut raw = sys::mdp_update::new();
         {
-            let _inside = first.tree.enter();
-            // SAFETY: a live handle, the tree's only call.
+            let _inside = first.shared.enter();
+            // SAFETY: a live handle, the buffer's only call.
             check(unsafe { sys::mdp_optimizer_step_next(first.as_raw(), &mut raw) })?;
         }
         if raw.count == 0 {

@@ -9,8 +9,17 @@ use std::time::Duration;
 /// How long one wait inside of the library lasts at most, before the caller gets a word in.
 pub(crate) const SLICE: Duration = Duration::from_millis(50);
 
-/// One pending operation. Local; any thread, also several at a time. Dropping it leaves the operation to itself.
+/// One pending operation. Local; any thread, also several at a time. Dropping it leaves the operation to itself, waits for nothing, and tells of
+/// no failure.
+///
+/// ```compile_fail
+/// #![deny(unused_must_use)]
+/// # let comm = megadp::Comm::builder().connect()?;
+/// comm.start_barrier()?; // nobody would know when it ends
+/// # Ok::<(), megadp::Error>(())
+/// ```
 #[derive(Debug)]
+#[must_use = "wait() tells how the operation ended; one that is dropped goes on alone, and is lost where the program ends before it"]
 pub struct Request {
     handle: Owned<sys::mdp_request>,
     _tree: Arc<Tree>,

@@ -97,8 +97,8 @@ impl Optimizer {
     pub fn set_scaler(&mut self, scaler: Option<&Scaler>) -> Result<()> {
         let raw = scaler.map(Scaler::raw).transpose()?;
         let given = raw.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-        let _inside = self.tree.enter();
-        // SAFETY: a live handle, the tree's only call; the struct lives through it. The borrow is mutable, so nobody looks at the scale.
+        let _inside = self.shared.enter();
+        // SAFETY: a live handle, the buffer's only call; the struct lives through it. The borrow is mutable, so nobody looks at the scale.
         check(unsafe { sys::mdp_optimizer_set_scaler(self.as_raw(), given) })
     }
 
@@ -108,8 +108,8 @@ impl Optimizer {
     /// STATE (none), those of a lost communicator.
     pub fn scaler(&self) -> Result<Scaler> {
         let mut raw = sys::mdp_scaler::new();
-        let _inside = self.tree.enter();
-        // SAFETY: a live handle, the tree's only call.
+        let _inside = self.shared.enter();
+        // SAFETY: a live handle, the buffer's only call.
         check(unsafe { sys::mdp_optimizer_scaler(self.as_raw(), &mut raw) })?;
         Ok(Scaler {
             scale: raw.scale,
@@ -129,9 +129,9 @@ impl Optimizer {
     /// # Errors
     /// STATE (no scaler), UNSUPPORTED (memory of a device), those of a lost communicator.
     pub fn scale(&self) -> Result<&f32> {
-        let _inside = self.tree.enter();
+        let _inside = self.shared.enter();
         let mut view = sys::mdp_tensor::new();
-        // SAFETY: a live handle, the tree's only call.
+        // SAFETY: a live handle, the buffer's only call.
         check(unsafe { sys::mdp_optimizer_scale(self.as_raw(), &mut view) })?;
         let (data, _) = dense_view::<f32>(&view, "the scale")?;
         // SAFETY: one number, which lives as long as the optimizer. Written by set_scaler(), by loading, and by a step before it tells its
@@ -141,9 +141,9 @@ impl Optimizer {
 
     /// Whether steps of this optimizer skip gradients that are not finite for its scaler's sake.
     pub(crate) fn has_scaler(&self) -> bool {
-        let _inside = self.tree.enter();
+        let _inside = self.shared.enter();
         let mut view = sys::mdp_tensor::new();
-        // SAFETY: a live handle, the tree's only call.
+        // SAFETY: a live handle, the buffer's only call.
         unsafe { sys::mdp_optimizer_scale(self.as_raw(), &mut view) == sys::MDP_OK }
     }
 }

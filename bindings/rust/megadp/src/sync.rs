@@ -39,9 +39,9 @@ impl Buffer {
     pub fn start_sync(&mut self) -> Result<Syncing<'_>> {
         self.closed = true; // also if it fails: what has been launched is not taken back
         let request = {
-            let _inside = self.tree.enter();
+            let _inside = self.shared.enter();
             let mut out = ptr::null_mut();
-            // SAFETY: a live handle, the tree's only call; the buffer is borrowed mutably, so no slice of a gradient is in use.
+            // SAFETY: a live handle, the buffer's only call; the buffer is borrowed mutably, so no slice of a gradient is in use.
             check(unsafe { sys::mdp_grad_sync(self.as_raw(), ptr::null_mut(), &mut out) })?;
             // SAFETY: just created, and ours.
             unsafe { Request::new(out, &self.tree) }?
@@ -142,9 +142,9 @@ impl Synced<'_> {
 
     fn owned_view<T: Element>(&self, param: usize) -> Result<(*mut T, usize)> {
         self.buffer.shared.check(param)?;
-        let _inside = self.buffer.tree.enter();
+        let _inside = self.buffer.shared.enter();
         let mut view = sys::mdp_tensor::new();
-        // SAFETY: a live handle, the tree's only call.
+        // SAFETY: a live handle, the buffer's only call.
         check(unsafe { sys::mdp_grad_owned(self.buffer.as_raw(), param, &mut view) })?;
         dense_view(&view, &format!("what this rank owns of the gradient of parameter {param}"))
     }
@@ -172,9 +172,9 @@ impl Synced<'_> {
     /// ```
     pub fn grad_norm(&self, params: Option<&[usize]>) -> Result<f64> {
         let (first, count) = listed(params);
-        let _inside = self.buffer.tree.enter();
+        let _inside = self.buffer.shared.enter();
         let mut norm = 0.0;
-        // SAFETY: a live handle, the tree's only call; the list is borrowed for it.
+        // SAFETY: a live handle, the buffer's only call; the list is borrowed for it.
         check(unsafe { sys::mdp_grad_norm(self.buffer.as_raw(), first, count, &mut norm) })?;
         Ok(norm)
     }
@@ -193,8 +193,8 @@ impl Synced<'_> {
         let numbers: Option<Vec<usize>> = sets.map(|sets| sets.iter().map(|set| set.unwrap_or(usize::MAX)).collect());
         let first = numbers.as_ref().map_or(ptr::null(), |numbers| numbers.as_ptr());
         let mut found = vec![sys::mdp_grad_summary::new(); count];
-        let _inside = self.buffer.tree.enter();
-        // SAFETY: a live handle, the tree's only call; there is a set for each parameter, and room for `count`.
+        let _inside = self.buffer.shared.enter();
+        // SAFETY: a live handle, the buffer's only call; there is a set for each parameter, and room for `count`.
         check(unsafe { sys::mdp_grad_summarize(self.buffer.as_raw(), first, count, found.as_mut_ptr()) })?;
         let told =
             |one: sys::mdp_grad_summary| GradSummary { norm: one.norm, inf_norm: one.inf_norm, zeros: one.zeros, nonfinite: one.nonfinite };
@@ -208,8 +208,8 @@ impl Synced<'_> {
     /// INVALID (as [`Synced::grad_norm`]; a factor that is not finite), those of a lost communicator.
     pub fn scale_grads(&mut self, factor: f64, params: Option<&[usize]>) -> Result<()> {
         let (first, count) = listed(params);
-        let _inside = self.buffer.tree.enter();
-        // SAFETY: a live handle, the tree's only call; the borrow is mutable, so no slice of a gradient is in use.
+        let _inside = self.buffer.shared.enter();
+        // SAFETY: a live handle, the buffer's only call; the borrow is mutable, so no slice of a gradient is in use.
         check(unsafe { sys::mdp_grad_scale(self.buffer.as_raw(), first, count, factor, ptr::null_mut()) })
     }
 
@@ -219,8 +219,8 @@ impl Synced<'_> {
     /// # Errors
     /// Those of a lost communicator.
     pub fn grads_changed(&mut self) -> Result<()> {
-        let _inside = self.buffer.tree.enter();
-        // SAFETY: a live handle, the tree's only call.
+        let _inside = self.buffer.shared.enter();
+        // SAFETY: a live handle, the buffer's only call.
         check(unsafe { sys::mdp_grad_changed(self.buffer.as_raw(), ptr::null_mut()) })
     }
 
@@ -267,7 +267,7 @@ impl<'a> ToStep<'a> {
         }
     }
 
-    /// Here and not in the library's step, so that no other call waits for the tree while ranks are waited for. `skips`: whether
+    /// Here and not in the library's step, so that no other call on the buffer waits while ranks are waited for. `skips`: whether
     /// gradients that are not finite make all ranks skip the step.
     pub(crate) fn sync(self, skips: impl FnOnce() -> bool) -> Result<&'a mut Buffer> {
         match self {

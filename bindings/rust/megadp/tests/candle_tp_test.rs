@@ -4,10 +4,10 @@
 mod ranks;
 
 use candle_core::{DType, Device, Result, Tensor, Var};
-use megadp::candle::DataParallel;
 use megadp::candle::tp::{CrossEntropy, Embedding, Linear, Region};
+use megadp::candle::{DataParallel, Error};
 use megadp::tp::{self, Grad};
-use megadp::{Buffer, Comm};
+use megadp::{Axes, Buffer, Code, Comm, Grid, Optimizer, Param, Placed, Rule, StepOptions};
 use ranks::{alone, threads};
 
 const SIZES: [usize; 3] = [5, 8, 4];
@@ -203,4 +203,172 @@ fn bf16_tables_and_what_is_refused() {
     let loss = CrossEntropy::new(&comm, tp::CrossEntropy::new());
     let error = loss.forward(&table(), &ids).unwrap_err();
     assert!(error.to_string().contains("logits has shape"), "{error}");
+}
+
+const NAMES: [&str; 6] = ["table", "norm", "up.weight", "up.bias", "down.weight", "down.bias"];
+const BATCH: usize = 4;
+const HIDDEN: usize = 8;
+const RATE: f64 = 0.25;
+
+/// The variables of a whole model.
+fn whole_vars() -> [Tensor; 6] {
+    let small = |rows, columns, salt| (small(rows, columns, salt) * 0.5).unwrap();
+    let list = |size, salt| small(1, size, salt).squeeze(0).unwrap();
+    let norm = (list(FEATURES, 2) + 1.0).unwrap();
+    let (up, down) = (small(HIDDEN, FEATURES, 3), small(FEATURES, HIDDEN, 5));
+    [table(), norm, up, list(HIDDEN, 4), down, list(FEATURES, 6)]
+}
+
+/// Of a whole variable what one of two tensor-parallel ranks holds.
+fn part_of(whole: &Tensor, number: usize, rank: usize) -> Tensor {
+    let dim = match number {
+        0 | 2 | 3 => 0,
+        4 => 1,
+        _ => return whole.clone(),
+    };
+    let size = whole.dim(dim).unwrap() / 2;
+    whole.narrow(dim, rank * size, size).unwrap().contiguous().unwrap()
+}
+
+/// Ids and targets of one of two data-parallel ranks, or of both.
+fn batch(step: usize, share: Option<usize>) -> [Tensor; 2] {
+    let rows = share.map_or(0..2 * BATCH, |share| share * BATCH..(share + 1) * BATCH);
+    [3, 5].map(|salt| {
+        let ids = rows.clone().map(|row| ((row * salt + step * 7 + row * row) % ROWS) as u32).collect::<Vec<_>>();
+        Tensor::new(ids, &Device::Cpu).unwrap()
+    })
+}
+
+/// What candle trains in one process, and the norms of its gradients.
+fn trained_whole(steps: usize, most: f64) -> Result<(Vec<Tensor>, Vec<f64>)> {
+    let vars = whole_vars().map(|values| Var::from_tensor(&values).unwrap());
+    let [table, norm, w1, b1, w2, b2] = &vars;
+    let mut norms = Vec::new();
+    for step in 0..steps {
+        let [ids, targets] = batch(step, None);
+        let x = table.index_select(&ids, 0)?.broadcast_mul(norm)?;
+        let hidden = x.matmul(&w1.t()?)?.broadcast_add(b1)?.relu()?;
+        let y = (&x + hidden.matmul(&w2.t()?)?.broadcast_add(b2)?)?;
+        let grads = candle_nn::loss::cross_entropy(&y.matmul(&table.t()?)?, &targets)?.backward()?;
+        let squares = |var: &Var| grads.get(var).unwrap().sqr().unwrap().sum_all().unwrap().to_scalar::<f32>().unwrap();
+        let found = f64::from(vars.iter().map(squares).sum::<f32>()).sqrt();
+        let factor = if most > 0.0 { (most / found).min(1.0) } else { 1.0 };
+        for var in &vars {
+            var.set(&(var.as_tensor() - (grads.get(var).unwrap() * (RATE * factor))?)?)?;
+        }
+        norms.push(found);
+    }
+    Ok((vars.map(|var| var.as_tensor().clone()).to_vec(), norms))
+}
+
+struct Layers {
+    embedding: Embedding,
+    up: Linear,
+    down: Linear,
+    head: Linear,
+    loss: CrossEntropy,
+}
+
+impl Layers {
+    fn new(ranks: &Comm, sequence: bool) -> Self {
+        let (up, down) = (tp::Linear::column(FEATURES, HIDDEN).bias(), tp::Linear::row(HIDDEN, FEATURES).bias());
+        let (head, embedding) = (tp::Linear::column(FEATURES, ROWS), tp::Embedding::new(ROWS));
+        let (up, down, head, embedding) = match sequence {
+            true => (up.sequence(), down.sequence(), head.sequence(), embedding.sequence()),
+            false => (up, down.grad(Grad::Replicated), head, embedding.grad(Grad::Replicated)),
+        };
+        let [up, down, head] = [up, down, head].map(|layer| Linear::new(layer.create(ranks).unwrap()));
+        Layers { embedding: Embedding::new(ranks, embedding), up, down, head, loss: CrossEntropy::new(ranks, tp::CrossEntropy::new()) }
+    }
+
+    fn placed(&self, name: &str, sequence: bool) -> Placed {
+        match name {
+            "table" => self.embedding.placed(),
+            "norm" if sequence => Placed::PartialSum,
+            "norm" => Placed::Replicated,
+            "up.weight" => self.up.weight_placed().unwrap(),
+            "up.bias" => self.up.bias_placed().unwrap(),
+            "down.weight" => self.down.weight_placed().unwrap(),
+            _ => self.down.bias_placed().unwrap(),
+        }
+    }
+
+    fn loss(&self, tensors: &[Tensor; 6], [ids, targets]: &[Tensor; 2]) -> Result<Tensor> {
+        let [table, norm, w1, b1, w2, b2] = tensors;
+        let x = self.embedding.forward(ids, table)?.broadcast_mul(norm)?;
+        let hidden = self.up.forward(&x, w1, Some(b1))?.relu()?;
+        let y = (&x + self.down.forward(&hidden, w2, Some(b2))?)?;
+        self.loss.forward(&self.head.forward(&y, table, None)?, targets)?.mean_all()
+    }
+}
+
+/// Two tensor-parallel times two data-parallel ranks, with a vocabulary that is cut and used twice. Placements say what is summed and what
+/// counts in the norm: without them replicas would drift apart, or be clipped by each rank's own norm.
+fn train_cut(world: &Comm, sequence: bool, most: f64) {
+    const STEPS: usize = 4;
+    let grid = Grid::builder().tp(2).create(world).unwrap();
+    let ranks = grid.comm(Axes::TP).unwrap();
+    let (rank, share) = (ranks.rank().unwrap(), grid.coords(Axes::DP).unwrap().0);
+    let layers = Layers::new(&ranks, sequence);
+    let mine: Vec<_> = whole_vars().iter().enumerate().map(|(i, whole)| Var::from_tensor(&part_of(whole, i, rank)).unwrap()).collect();
+    let vars = || NAMES.into_iter().zip(mine.clone());
+    let place = |param: Param| {
+        let placed = layers.placed(param.name(), sequence);
+        param.placed(placed)
+    };
+    let mut parallel = DataParallel::register_params(&grid, &Buffer::builder(), vars(), place).unwrap();
+    let mut optimizer = Optimizer::builder().rule(Rule::Sgd).lr(RATE).max_grad_norm(most).create(parallel.buffer()).unwrap();
+    let tensors = NAMES.map(|name| parallel.tensor(name).unwrap());
+    let (expected, norms) = trained_whole(STEPS, most).unwrap();
+    for (step, norm) in norms.into_iter().enumerate() {
+        parallel.backward(&layers.loss(&tensors, &batch(step, Some(share))).unwrap()).unwrap();
+        let report = parallel.step(&mut optimizer, &StepOptions::default()).unwrap();
+        assert!((report.grad_norm - norm).abs() < 1e-5 && report.clipped == (most > 0.0), "{report:?}, norm {norm}");
+    }
+    for (number, (whole, var)) in expected.iter().zip(&mine).enumerate() {
+        close(var.as_tensor(), &part_of(whole, number, rank));
+    }
+    parallel.buffer().verify().unwrap();
+}
+
+#[test]
+fn a_cut_model_trains_on_a_grid_as_the_whole_one() {
+    for (sequence, most) in [(false, 0.0), (false, 0.125), (true, 0.0), (true, 0.125)] {
+        threads(4, |world| train_cut(&world, sequence, most));
+    }
+}
+
+#[test]
+fn placements_are_said_and_replicas_begin_alike() {
+    threads(2, |world| {
+        let grid = Grid::builder().tp(2).create(&world).unwrap();
+        let var = |value: usize| Var::from_tensor(&Tensor::new(&[value as f32; 2], &Device::Cpu).unwrap()).unwrap();
+        let refused = |outcome: std::result::Result<DataParallel, Error>, code: Code| match outcome.err().unwrap() {
+            Error::Megadp(error) => assert!(error.code == code && error.text.contains("w_of_a_rank"), "{error}"),
+            other => panic!("{other}"),
+        };
+        refused(DataParallel::register(&grid, &Buffer::builder(), [("w_of_a_rank", var(1))]), Code::Invalid);
+        let vars = [("w_of_a_rank", var(world.rank().unwrap()))];
+        refused(DataParallel::register_params(&grid, &Buffer::builder(), vars.clone(), Param::replicated), Code::Desync);
+        DataParallel::register_params(&grid, &Buffer::builder(), vars, |param| param.sharded(0, 1)).unwrap();
+    });
+}
+
+#[test]
+fn layers_tell_how_their_parameters_are_placed() {
+    threads(2, |comm| {
+        let create = |builder: tp::LinearBuilder| Linear::new(builder.create(&comm).unwrap());
+        let sharded = |dim, pieces| Placed::Sharded { dim, pieces };
+        let column = create(tp::Linear::column(4, 12).bias().blocks([4, 4, 4]));
+        assert_eq!((column.weight_placed().unwrap(), column.bias_placed().unwrap()), (sharded(0, 3), sharded(0, 3)));
+        assert_eq!(create(tp::Linear::column(4, 8).transposed()).weight_placed().unwrap(), sharded(1, 1));
+        let row = create(tp::Linear::row(4, 8).bias().grad(Grad::Replicated));
+        assert_eq!((row.weight_placed().unwrap(), row.bias_placed().unwrap()), (sharded(1, 1), Placed::Replicated));
+        assert_eq!(create(tp::Linear::row(4, 8).bias().sequence().transposed()).weight_placed().unwrap(), sharded(0, 1));
+        assert_eq!(create(tp::Linear::row(4, 8).bias().sequence()).bias_placed().unwrap(), Placed::PartialSum);
+        let uneven = create(tp::Linear::column(4, 12).bias().blocks([8, 2, 2]));
+        for error in [uneven.weight_placed().unwrap_err(), uneven.bias_placed().unwrap_err()] {
+            assert!(error.code == Code::Invalid && error.text.contains("[8, 2, 2]"), "{error}");
+        }
+    });
 }

@@ -2,7 +2,7 @@
 //! The four failures that every binding tests: a bad argument, a parameter without a gradient, a killed peer, use after close.
 mod ranks;
 
-use megadp::{Buffer, Code, Comm, Grid, Optimizer, Param, StepOptions, UniqueId};
+use megadp::{Buffer, Code, Comm, Grid, Optimizer, Param, Rule, StepOptions, UniqueId};
 use ranks::{TIMEOUT, alone, register, small, threads};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -53,6 +53,66 @@ fn a_bad_argument_is_named_with_its_value() {
     let elsewhere = unsafe { StepOptions::default().stream(std::ptr::without_provenance_mut(8)) };
     let error = optimizer.step(buffer.sync().unwrap(), &elsewhere).unwrap_err();
     assert!(error.code == Code::Invalid && error.text.contains("stream"), "{error}");
+    for (options, told) in [
+        (StepOptions::default().loss_scale(0.0), "config.loss_scale is 0"),
+        (StepOptions::default().grad_divisor(0.0), "config.grad_divisor is 0"),
+        (StepOptions::default().loss_scale(0.0).grad_divisor(1.0), "config.loss_scale is 0"),
+    ] {
+        let error = optimizer.step(&mut buffer, &options).unwrap_err();
+        assert!(error.code == Code::Invalid && error.text.contains(told), "{error}");
+    }
+    optimizer.step(&mut buffer, &StepOptions::default().grad_divisor(0.0).grad_divisor(2.0)).unwrap();
+}
+
+/// The next step begins with the next gradient, in whatever way that comes.
+#[test]
+fn a_step_whose_gradient_is_not_finite_begins_the_next() {
+    threads(2, |comm| {
+        for caller in [false, true] {
+            let mut buffer = register(&comm, &Buffer::builder(), &[small("w")]);
+            let rule = if caller { Rule::Caller } else { Rule::Sgd };
+            let mut optimizer = Optimizer::builder().rule(rule).lr(1.0).create(&buffer).unwrap();
+            for value in [f32::NAN, 1.0, f32::INFINITY, 2.0] {
+                let mut grad = buffer.grad_mut::<f32>(0).unwrap();
+                grad.fill(if comm.rank().unwrap() == 1 { value } else { 1.0 });
+                grad.ready().unwrap();
+                let options = StepOptions::default();
+                let stepped = match caller {
+                    true => optimizer.step_with(&mut buffer, &options, |_| Ok(())),
+                    false => optimizer.step(&mut buffer, &options),
+                };
+                assert_eq!(stepped.map(|_| ()).map_err(|error| error.code), if value.is_finite() { Ok(()) } else { Err(Code::Numeric) });
+            }
+            assert_eq!(optimizer.steps(0).unwrap(), 2);
+        }
+        // What the sync finds ends nothing, as before.
+        let mut buffer = register(&comm, &Buffer::builder().check_finite(), &[small("w")]);
+        let mut optimizer = Optimizer::builder().create(&buffer).unwrap();
+        for options in [StepOptions::default(), StepOptions::default().unchecked()] {
+            buffer.gradients().put(0, &[f32::NAN; 4]).unwrap();
+            assert_eq!(optimizer.step(&mut buffer, &options).unwrap_err().code, Code::Numeric);
+            assert_eq!(buffer.grad_mut::<f32>(0).unwrap_err().code, Code::State);
+            buffer.zero_grad().unwrap();
+        }
+    });
+}
+
+/// Sizes of 0, also behind others: what has no elements is an empty slice everywhere.
+#[test]
+fn a_parameter_without_elements_is_an_empty_slice() {
+    let comm = alone();
+    for shape in [&[0][..], &[3, 0], &[0, 3], &[2, 0, 3], &[2, 3, 0]] {
+        let mut buffer = register(&comm, &Buffer::builder(), &[small("w"), Param::new("empty", shape)]);
+        let mut optimizer = Optimizer::builder().create(&buffer).unwrap();
+        assert_eq!((buffer.param::<f32>(1).unwrap().len(), buffer.param_mut::<f32>(1).unwrap().len()), (0, 0), "{shape:?}");
+        assert!(buffer.acquire::<f32>(1).unwrap().is_empty());
+        buffer.grad_mut::<f32>(1).unwrap().ready().unwrap();
+        buffer.gradients().put(0, &[1f32; 4]).unwrap();
+        let synced = buffer.sync().unwrap();
+        assert!(synced.grad::<f32>(1).unwrap().is_empty() && synced.owned_grad::<f32>(1).unwrap().is_empty());
+        optimizer.step(synced, &StepOptions::default()).unwrap();
+        assert!(optimizer.state(&buffer, 1, megadp::StateKind::ExpAvg).unwrap().is_empty());
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! Which values may go to other threads, and what keeps threads apart.
 mod ranks;
 
-use megadp::{Aborter, Acquired, Buffer, Code, Comm, Gradients, Grid, Optimizer, Pending, Request, StepOptions, UniqueId};
+use megadp::{Aborter, Acquired, Axes, Buffer, Code, Comm, Gradients, Grid, Optimizer, Pending, Request, Rule, StepOptions, UniqueId};
 use ranks::{alone, register, small, threads};
 use std::sync::Barrier;
 use std::thread;
@@ -21,6 +21,7 @@ fn what_the_header_allows_is_what_the_types_say() {
     both::<Aborter>();
     both::<Pending<f32>>();
     both::<UniqueId>();
+    both::<StepOptions>();
 }
 
 #[test]
@@ -48,14 +49,15 @@ fn gradients_arrive_from_many_threads() {
     assert_eq!(sums, [10, 10]);
 }
 
-/// One communicator and a part of it on two threads: calls take turns, none is refused or lost.
+/// Values of one communicator on two threads, and one of a part of it: calls take turns, none is refused or lost.
 #[test]
-fn handles_of_one_tree_on_two_threads_take_turns() {
+fn handles_of_one_tree_on_three_threads_take_turns() {
     let world = alone();
-    let part = world.split(Some(0), 0).unwrap().unwrap();
-    let begin = Barrier::new(2);
+    let grid = Grid::builder().create(&world).unwrap();
+    let comms = [world.split(Some(0), 0).unwrap().unwrap(), grid.comm(Axes::DP).unwrap(), grid.comm(Axes::DP).unwrap()];
+    let begin = Barrier::new(3);
     thread::scope(|scope| {
-        for comm in [world, part] {
+        for comm in comms {
             let begin = &begin;
             scope.spawn(move || {
                 begin.wait();
@@ -68,6 +70,47 @@ fn handles_of_one_tree_on_two_threads_take_turns() {
             });
         }
     });
+}
+
+/// Steps until both ranks have made `steps`; says what the last parameter is then.
+fn step_down(mut buffer: Buffer, mut optimizer: Optimizer, steps: usize) -> f32 {
+    for _ in 0..steps {
+        buffer.gradients().put(0, &[1f32; 4]).unwrap();
+        optimizer.step(&mut buffer, &StepOptions::default()).unwrap();
+        optimizer.swap_average(&mut buffer).unwrap();
+        optimizer.swap_average(&mut buffer).unwrap();
+    }
+    buffer.param::<f32>(0).unwrap()[3]
+}
+
+/// Two models, each trained by a thread of its own, on one communicator or on parts of it. The ranks come to them in any order: here the
+/// threads begin in another order on each. A step that kept the other thread's from beginning would wait for a rank that waits for that.
+#[test]
+fn buffers_of_one_tree_do_not_wait_for_one_another() {
+    const STEPS: usize = 300;
+    for splits in [false, true] {
+        threads(2, |comm| {
+            let models = [0, 1].map(|number| {
+                let part = splits.then(|| comm.split(Some(0), 0).unwrap().unwrap());
+                let buffer = register(part.as_ref().unwrap_or(&comm), &Buffer::builder(), &[small(&number.to_string())]);
+                let builder = Optimizer::builder().rule(Rule::Sgd).lr(1.0 + number as f64).average_decay(0.5);
+                let optimizer = builder.create(&buffer).unwrap();
+                (number, buffer, optimizer)
+            });
+            let (rank, begin) = (comm.rank().unwrap(), &Barrier::new(2));
+            thread::scope(|scope| {
+                for (number, buffer, optimizer) in models {
+                    scope.spawn(move || {
+                        begin.wait();
+                        if number == rank {
+                            thread::sleep(std::time::Duration::from_millis(20));
+                        }
+                        assert_eq!(step_down(buffer, optimizer, STEPS), -((STEPS * (number + 1)) as f32));
+                    });
+                }
+            });
+        });
+    }
 }
 
 #[test]

@@ -10,14 +10,26 @@ use std::collections::{HashMap, HashSet};
 pub(super) struct Graphs {
     /// Which parameter a variable is.
     of_variable: HashMap<TensorId, usize>,
-    /// What losses depended on before the first step; none once what came after it has been looked at.
-    early: RefCell<Option<HashSet<TensorId>>>,
+    seen: RefCell<Seen>,
+}
+
+/// Tensors that losses have depended on. Those that are made anew in each forward never come again; what is kept by mistake comes from the
+/// building of a model, or from the forward before, so these are remembered, and not all that there ever were.
+#[derive(Default)]
+struct Seen {
+    /// Before the first step.
+    early: HashSet<TensorId>,
+    /// In the step before this one, unless that was the first.
+    last: HashSet<TensorId>,
+    /// In this step.
+    now: HashSet<TensorId>,
+    stepped: bool,
 }
 
 impl Graphs {
     pub(super) fn new(weights: &[Weight]) -> Self {
         let of_variable = weights.iter().enumerate().map(|(param, weight)| (weight.var.id(), param)).collect();
-        Graphs { of_variable, early: RefCell::new(Some(HashSet::new())) }
+        Graphs { of_variable, seen: RefCell::default() }
     }
 
     /// The parameters whose variables themselves are among these nodes, the last of forward first, as backward would find them.
@@ -27,17 +39,26 @@ impl Graphs {
         params
     }
 
-    /// Refuses what was computed from parameters before the first step, when there has been one: its values are those of then. Such tensors
-    /// come from the building of a model, so one look is enough.
-    pub(super) fn refuse_outdated(&self, nodes: &[&Tensor], weights: &[Weight], stepped: bool) -> Result<()> {
-        let mut slot = self.early.borrow_mut();
-        let Some(early) = slot.as_mut() else { return Ok(()) };
-        if !stepped {
-            early.extend(nodes.iter().map(|node| node.id()));
-            return Ok(());
+    /// Parameters have other values: what was computed before is outdated.
+    pub(super) fn begin_step(&self) {
+        let mut seen = self.seen.borrow_mut();
+        let now = std::mem::take(&mut seen.now);
+        if now.is_empty() {
+            return; // written again, or before the first loss
         }
+        if std::mem::replace(&mut seen.stepped, true) {
+            seen.last = now;
+        } else {
+            seen.early = now;
+        }
+    }
+
+    /// Refuses what was computed from parameters before the last step: its values are those of then.
+    pub(super) fn refuse_outdated(&self, nodes: &[&Tensor], weights: &[Weight]) -> Result<()> {
+        let mut seen = self.seen.borrow_mut();
         let current = weights.iter().flat_map(|weight| [memory(&weight.tensor), memory(&weight.var)]).collect::<HashSet<_>>();
-        for node in nodes.iter().filter(|node| early.contains(&node.id()) && !current.contains(&memory(node))) {
+        let before = |id: TensorId| seen.early.contains(&id) || seen.last.contains(&id);
+        for node in nodes.iter().filter(|node| before(node.id()) && !current.contains(&memory(node))) {
             let sources = node.sorted_nodes().into_iter().map(Tensor::id).collect::<HashSet<_>>();
             let source = |weight: &&Weight| sources.contains(&weight.tensor.id()) || sources.contains(&weight.var.id());
             if let Some(weight) = weights.iter().find(source) {
@@ -51,7 +72,7 @@ impl Graphs {
                 return Err(Error::new(Code::State, text));
             }
         }
-        *slot = None;
+        seen.now.extend(nodes.iter().map(|node| node.id()));
         Ok(())
     }
 }

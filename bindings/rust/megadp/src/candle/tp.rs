@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Tensor and sequence parallelism in models of [candle](candle_core), on the CPU: layers and operators of [`crate::tp`] as operations of
 //! candle's that have a backward. Weights are tensors, this rank's parts: variables, or those of a [`DataParallel`](super::DataParallel), whose
-//! gradients then leave as all others do.
+//! gradients then leave as all others do; layers tell [`DataParallel::register_params`](super::DataParallel::register_params) how they are placed.
 //!
 //! Forward and backward are collective. candle runs the backward of what the loss depends on, in an order that follows from the model: so it
 //! is the same on all ranks where these build the same model, and use the same outputs.
@@ -30,6 +30,7 @@
 use super::operation::{Lying, Three, by_dtype, filled, followed, lock, storage_dtype, tensor, with_arrays, wrapped};
 use crate::comm::Comm;
 use crate::element::Element;
+use crate::param::Placed;
 use crate::tp::{self, ArrayMut};
 use candle_core::{CpuStorage, CustomOp1, CustomOp2, CustomOp3, Layout, Result, Shape, Tensor, WithDType};
 use std::sync::{Arc, Mutex};
@@ -57,6 +58,22 @@ impl Linear {
             Some(bias) => input.apply_op3(weight, bias, self.clone()),
             None => input.apply_op2(weight, self.clone()),
         }
+    }
+
+    /// As [`tp::Linear::weight_placed`]. Local.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn weight_placed(&self) -> crate::Result<Placed> {
+        lock(&self.0).weight_placed()
+    }
+
+    /// As [`tp::Linear::bias_placed`]. Local.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn bias_placed(&self) -> crate::Result<Placed> {
+        lock(&self.0).bias_placed()
     }
 
     fn run<T: WithDType + Element>(&self, arrays: &[(&CpuStorage, &Layout)]) -> Result<(CpuStorage, Shape)> {

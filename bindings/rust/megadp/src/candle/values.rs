@@ -11,6 +11,9 @@ use std::ops::Range;
 pub(super) fn write(weights: &[Weight], buffer: &Buffer) -> Result<()> {
     for (param, weight) in weights.iter().enumerate() {
         buffer.wait(param)?;
+        if weight.tensor.elem_count() == 0 {
+            continue; // candle takes its strides for those of repeated elements
+        }
         for tensor in [&weight.tensor, weight.var.as_tensor()] {
             tensor.inplace_op1(&Refresh { buffer, param })?;
         }
@@ -51,29 +54,25 @@ impl InplaceOp1 for Refresh<'_> {
     }
 }
 
-/// The first of the parameters whose variable has other values than the model's tensor, bit for bit. All elements are looked at in round 0;
-/// then of each variable some thousands, which are others in each round: to look at all would take as long as to write them.
-pub(super) fn find_different(weights: &[Weight], round: usize) -> Option<usize> {
-    weights.iter().position(|weight| !alike(&weight.tensor, &weight.var, round))
+/// The first of the parameters whose variable has other values than the model's tensor, bit for bit. All elements are looked at, since the
+/// step that follows writes all of them.
+pub(super) fn find_different(weights: &[Weight]) -> Option<usize> {
+    weights.iter().position(|weight| !alike(&weight.tensor, &weight.var))
 }
 
-fn alike(a: &Tensor, b: &Tensor, round: usize) -> bool {
-    const MOST: usize = 1 << 14;
-    let count = a.elem_count();
-    let begin = round % count.div_ceil(MOST).max(1) * MOST;
-    let window = if round == 0 { 0..count } else { begin..count.min(begin + MOST) };
+fn alike(a: &Tensor, b: &Tensor) -> bool {
     let ((a, a_layout), (b, b_layout)) = (a.storage_and_layout(), b.storage_and_layout());
     let (a_elements, b_elements) = (elements(a_layout), elements(b_layout));
     match (&*a, &*b) {
-        (Storage::Cpu(CpuStorage::F32(a)), Storage::Cpu(CpuStorage::F32(b))) => same(&a[a_elements], &b[b_elements], window),
-        (Storage::Cpu(CpuStorage::BF16(a)), Storage::Cpu(CpuStorage::BF16(b))) => same(&a[a_elements], &b[b_elements], window),
-        (Storage::Cpu(CpuStorage::F16(a)), Storage::Cpu(CpuStorage::F16(b))) => same(&a[a_elements], &b[b_elements], window),
+        (Storage::Cpu(CpuStorage::F32(a)), Storage::Cpu(CpuStorage::F32(b))) => same(&a[a_elements], &b[b_elements]),
+        (Storage::Cpu(CpuStorage::BF16(a)), Storage::Cpu(CpuStorage::BF16(b))) => same(&a[a_elements], &b[b_elements]),
+        (Storage::Cpu(CpuStorage::F16(a)), Storage::Cpu(CpuStorage::F16(b))) => same(&a[a_elements], &b[b_elements]),
         _ => false,
     }
 }
 
-fn same<T: Element>(a: &[T], b: &[T], window: Range<usize>) -> bool {
-    bytes(&a[window.clone()]) == bytes(&b[window]) // numbers would not do: NaN is not equal to itself
+fn same<T: Element>(a: &[T], b: &[T]) -> bool {
+    bytes(a) == bytes(b) // numbers would not do: NaN is not equal to itself
 }
 
 fn bytes<T: Element>(slice: &[T]) -> &[u8] {

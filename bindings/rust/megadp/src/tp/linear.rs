@@ -6,7 +6,8 @@ use crate::comm::Comm;
 use crate::element::DType;
 use crate::error::{Code, Error, Result, check, narrow};
 use crate::gradients::Shared;
-use crate::handle::{NotSync, Owned, Tree};
+use crate::handle::{NotSync, Owned, Tree, Turn};
+use crate::param::Placed;
 use crate::sys;
 use std::ptr;
 use std::sync::Arc;
@@ -122,9 +123,9 @@ impl LinearBuilder {
             ..sys::mdp_tp_linear_config::new()
         };
         let ranks = comm.size()?;
-        let (_inside, raw_comm) = comm.enter();
+        let (_inside, raw_comm) = comm.enter_alone();
         let mut out = ptr::null_mut();
-        // SAFETY: live handles, the tree's only call; the structs live through it.
+        // SAFETY: live handles, the communicator's only call; the structs live through it.
         check(unsafe { sys::mdp_tp_linear_create(raw_comm, &config, &mut out) })?;
         // SAFETY: just created, and ours.
         let handle = unsafe { Owned::new(out) }?;
@@ -133,7 +134,15 @@ impl LinearBuilder {
             let params = [Some(weight), bias].into_iter().flatten().filter(trained).collect();
             (buffer.shared.clone(), params)
         });
-        Ok(Linear { handle, tree: comm.tree.clone(), builder: self.clone(), ranks, params, not_sync: NotSync::default() })
+        Ok(Linear {
+            handle,
+            _tree: comm.tree.clone(),
+            turn: comm.turn.clone(),
+            builder: self.clone(),
+            ranks,
+            params,
+            not_sync: NotSync::default(),
+        })
     }
 }
 
@@ -142,7 +151,9 @@ impl LinearBuilder {
 #[derive(Debug)]
 pub struct Linear {
     handle: Owned<sys::mdp_tp_linear>,
-    tree: Arc<Tree>,
+    /// The communicator's, as which the layer counts.
+    turn: Arc<Turn>,
+    _tree: Arc<Tree>,
     builder: LinearBuilder,
     ranks: usize,
     /// The buffer, and which of its parameters are the layer's and trained.
@@ -176,6 +187,35 @@ impl Linear {
             *last = self.builder.features.1 / if is_cut { self.ranks } else { 1 };
         }
         shape
+    }
+
+    /// How the ranks hold the weight: of a parameter that is registered on a grid ([`Param::placed`](crate::Param::placed)). Local.
+    ///
+    /// # Errors
+    /// INVALID (blocks of different sizes, which no placement describes: make a layer of each).
+    pub fn weight_placed(&self) -> Result<Placed> {
+        let blocks = &self.builder.blocks;
+        if self.ranks > 1 && blocks.iter().any(|&size| size != blocks[0]) {
+            let text = format!("blocks are {blocks:?}; a placement describes blocks of equal sizes: make a layer of each");
+            return Err(Error::new(Code::Invalid, text));
+        }
+        let is_first = (self.builder.split == sys::MDP_TP_COLUMN) != self.has(sys::MDP_TP_LINEAR_TRANSPOSED);
+        Ok(Placed::Sharded { dim: usize::from(!is_first), pieces: blocks.len().max(1) })
+    }
+
+    /// The same of the bias: cut as a column-parallel layer's features are; whole in a row-parallel one, and with sequence its gradient is a
+    /// part on each rank. Local.
+    ///
+    /// # Errors
+    /// As [`Linear::weight_placed`].
+    pub fn bias_placed(&self) -> Result<Placed> {
+        if self.builder.split == sys::MDP_TP_COLUMN {
+            return Ok(match self.weight_placed()? {
+                Placed::Sharded { pieces, .. } => Placed::Sharded { dim: 0, pieces },
+                other => other,
+            });
+        }
+        Ok(if self.has(sys::MDP_TP_LINEAR_SEQUENCE) { Placed::PartialSum } else { Placed::Replicated })
     }
 
     /// The output of an input: what is added to this says of which weight, and then it runs.
@@ -273,9 +313,9 @@ impl<'a> Forward<'a> {
 
     fn call(self, output: &mut ArrayMut<'_>, saved: *mut *mut sys::mdp_tp_saved) -> Result<()> {
         self.layer.check_buffer(self.buffer)?;
-        let _inside = self.layer.tree.enter();
+        let _inside = self.layer.turn.enter();
         let (layer, weight, bias) = (self.layer.handle.as_ptr(), raw(self.weight), raw(self.bias));
-        // SAFETY: a live handle, the tree's only call. The arrays are borrowed through it, the output mutably; parameters of a buffer are read
+        // SAFETY: a live handle, the communicator's only call. The arrays are borrowed through it, the output mutably; parameters of a buffer are read
         // while that is borrowed.
         check(unsafe { sys::mdp_tp_linear_fwd(layer, self.input, weight, bias, &output.raw, ptr::null_mut(), saved) })
     }
@@ -361,11 +401,11 @@ impl<'a> Backward<'a> {
     }
 
     fn call(&self) -> Result<()> {
-        let _inside = self.layer.tree.enter();
+        let _inside = self.layer.turn.enter();
         let saved = self.saved.as_ref().map_or(ptr::null_mut(), |saved| saved.0.as_ptr());
         let (input, weight) = (raw(self.input), raw(self.weight));
         let (grad_input, grad_weight, grad_bias) = (raw(self.grad_input), raw(self.grad_weight), raw(self.grad_bias));
-        // SAFETY: live handles, the tree's only call. The arrays are borrowed through it, those that are written mutably; parameters of a buffer
+        // SAFETY: live handles, the communicator's only call. The arrays are borrowed through it, those that are written mutably; parameters of a buffer
         // are read while that is borrowed, and nobody has a slice of their gradients: arrive_together() has looked.
         check(unsafe {
             sys::mdp_tp_linear_bwd(

@@ -123,7 +123,7 @@ impl Region {
             ..sys::mdp_tp_region_config::new()
         };
         let (_inside, comm) = comm.enter();
-        // SAFETY: a live handle, the tree's only call; the structs, lists and arrays live through it, and `to` is borrowed mutably.
+        // SAFETY: a live handle, the communicator's only call; the structs, lists and arrays live through it, and `to` is borrowed mutably.
         check(unsafe { function(comm, &config, &from.raw, &to.raw, ptr::null_mut()) })
     }
 

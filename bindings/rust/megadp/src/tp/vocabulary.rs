@@ -3,6 +3,7 @@
 use super::{Array, ArrayMut, Grad};
 use crate::comm::Comm;
 use crate::error::{Code, Error, Result, check, narrow};
+use crate::param::Placed;
 use crate::sys;
 use std::ptr;
 
@@ -53,6 +54,11 @@ impl Embedding {
         self
     }
 
+    /// How the ranks hold the table: of a parameter that is registered on a grid ([`Param::placed`](crate::Param::placed)). Local.
+    pub fn placed(&self) -> Placed {
+        Placed::Sharded { dim: 0, pieces: 1 }
+    }
+
     fn config(&self) -> Result<sys::mdp_tp_embedding_config> {
         Ok(sys::mdp_tp_embedding_config {
             grad: self.grad.map_or(sys::MDP_TP_GRAD_UNSET, |grad| grad as u32),
@@ -71,7 +77,7 @@ impl Embedding {
     pub fn forward(&self, comm: &Comm, ids: &Array<'_>, weight: &Array<'_>, output: &mut ArrayMut<'_>) -> Result<()> {
         let config = self.config()?;
         let (_inside, comm) = comm.enter();
-        // SAFETY: a live handle, the tree's only call; the struct and arrays live through it, and the output is borrowed mutably.
+        // SAFETY: a live handle, the communicator's only call; the struct and arrays live through it, and the output is borrowed mutably.
         check(unsafe { sys::mdp_tp_embedding_fwd(comm, &config, &ids.raw, &weight.raw, &output.raw, ptr::null_mut()) })
     }
 
@@ -228,7 +234,7 @@ impl CrossEntropy {
     ) -> Result<()> {
         let config = self.config()?;
         let (_inside, comm) = comm.enter();
-        // SAFETY: a live handle, the tree's only call; the struct and arrays live through it. What is written, `saved` too, is borrowed mutably.
+        // SAFETY: a live handle, the communicator's only call; the struct and arrays live through it. What is written, `saved` too, is borrowed mutably.
         check(unsafe { sys::mdp_tp_cross_entropy_fwd(comm, &config, &logits.raw, &targets.raw, &losses.raw, saved, ptr::null_mut()) })
     }
 
@@ -275,7 +281,7 @@ impl CrossEntropy {
         let config = self.config()?;
         let (_inside, comm) = comm.enter();
         let (targets, saved, given) = (&targets.raw, &saved.raw, &grad_losses.raw);
-        // SAFETY: a live handle, the tree's only call; the struct and arrays live through it. What is written is borrowed mutably by the callers.
+        // SAFETY: a live handle, the communicator's only call; the struct and arrays live through it. What is written is borrowed mutably by the callers.
         check(unsafe { sys::mdp_tp_cross_entropy_bwd(comm, &config, logits, targets, saved, given, to, ptr::null_mut()) })
     }
 }

@@ -3,6 +3,7 @@
 use crate::candle::operation::{Lying, by_dtype, filled, lock, refused, storage_dtype, tensor, with_arrays, wrapped};
 use crate::comm::Comm;
 use crate::element::Element;
+use crate::param::Placed;
 use crate::tp::{self, Array, ArrayMut};
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, WithDType};
 use std::sync::{Arc, Mutex};
@@ -37,6 +38,11 @@ impl Embedding {
     /// The embedding as an operation of candle's.
     pub fn new(comm: &Comm, embedding: tp::Embedding) -> Self {
         Embedding { embedding, comm: Arc::new(Mutex::new(comm.same())) }
+    }
+
+    /// As [`tp::Embedding::placed`]. Local.
+    pub fn placed(&self) -> Placed {
+        self.embedding.placed()
     }
 
     /// The rows `ids`, integers from 0, of a table of which `weight` is this rank's part. Collective, blocking, and so is its backward.
