@@ -14,6 +14,7 @@ struct Segment {
   int64_t owner;  // place along the dimension, or one of the marks of a box
   int64_t from, step;
   bool is_own;
+  bool is_beyond;  // where star-shaped stencils of a part's elements reach in one dimension at a time only
 };
 
 // A halo may be so many times as wide as the whole array: wider ones are mistakes, whose plan would take for ever.
@@ -41,11 +42,11 @@ bool continues(const Segment& before, const Segment& next) {
 std::vector<Segment> segments_of(const HaloShape& shape, const HaloCut& cut, size_t dim, int64_t place) {
   std::vector<Segment> all;
   const int64_t begin = cut.begins[static_cast<size_t>(place)], size = cut.size(place), low = shape.low[dim];
-  const auto add_halo = [&](int64_t at, int64_t count) {
+  const auto add_halo = [&](int64_t at, int64_t count, bool is_beyond) {
     bool joins = false;
     for (int64_t k = 0; k < count; ++k) {
       const int64_t i = inside(begin + at + k - low, cut.whole(), shape.edges[dim]);
-      Segment next{at + k, 1, shape.edges[dim] == Edge::keep ? kBoxKept : kBoxZero, 0, 1, false};
+      Segment next{at + k, 1, shape.edges[dim] == Edge::keep ? kBoxKept : kBoxZero, 0, 1, false, is_beyond};
       if (i != kNowhere) {
         next.owner = owner_of(cut, i);
         next.from = low + i - cut.begins[static_cast<size_t>(next.owner)];
@@ -59,9 +60,12 @@ std::vector<Segment> segments_of(const HaloShape& shape, const HaloCut& cut, siz
       joins = true;
     }
   };
-  add_halo(0, low);
-  if (size > 0) all.push_back({low, size, place, low, 1, true});
-  add_halo(low + size, cut.highs[static_cast<size_t>(place)]);
+  add_halo(0, low, true);
+  if (size > 0) all.push_back({low, size, place, low, 1, true, false});
+  // The next part's first face is in the halo, and is computed here as well.
+  const int64_t high = cut.highs[static_cast<size_t>(place)], shared = shape.faces ? high - shape.high[dim] : 0;
+  add_halo(low + size, shared, false);
+  add_halo(low + size + shared, high - shared, true);
   return all;
 }
 
@@ -164,8 +168,9 @@ std::vector<HaloBox> halo_boxes(const HaloShape& shape, const std::vector<HaloCu
   for (;;) {
     std::vector<const Segment*> chosen;
     for (size_t d = 0; d < dims.size(); ++d) chosen.push_back(&dims[d][at[d]]);
-    const auto beyond = std::count_if(chosen.begin(), chosen.end(), [](const Segment* s) { return !s->is_own; });
-    if (beyond == 1 || (beyond > 1 && !shape.faces)) boxes.push_back(box_of(shape, chosen));
+    const bool is_own = std::all_of(chosen.begin(), chosen.end(), [](const Segment* s) { return s->is_own; });
+    const auto beyond = std::count_if(chosen.begin(), chosen.end(), [](const Segment* s) { return s->is_beyond; });
+    if (!is_own && (beyond <= 1 || !shape.faces)) boxes.push_back(box_of(shape, chosen));
     size_t d = dims.size();
     while (d-- > 0 && ++at[d] == dims[d].size()) at[d] = 0;
     if (d == SIZE_MAX) return boxes;

@@ -105,11 +105,12 @@ typedef enum {
 } origin;
 
 static origin origin_of(const cutting* c, const place* p, const int64_t* at, int64_t* source) {
-  int beyond = 0, kept = 0, zero = 0;
+  int outside = 0, beyond = 0, kept = 0, zero = 0; /* the face that the next part begins with lies outside, and not beyond */
   for (int32_t d = 0; d < c->ndim; ++d) {
     const int64_t whole = p->whole[d];
     int64_t i = p->begin[d] + at[d] - c->low[d];
-    beyond += at[d] < c->low[d] || at[d] >= c->low[d] + p->part[d];
+    outside += at[d] < c->low[d] || at[d] >= c->low[d] + p->part[d];
+    beyond += at[d] < c->low[d] || at[d] >= p->padded[d] - c->high[d];
     if (i < 0 || i >= whole) {
       kept |= c->edges[d] == MDP_EDGE_KEEP;
       zero |= c->edges[d] == MDP_EDGE_ZERO;
@@ -121,7 +122,7 @@ static origin origin_of(const cutting* c, const place* p, const int64_t* at, int
     }
     source[d] = i;
   }
-  if (beyond == 0) return OWN;
+  if (outside == 0) return OWN;
   if (beyond > 1 && c->flags & MDP_HALO_FACES) return KEPT;
   return kept ? KEPT : zero ? ZERO : FROM;
 }
