@@ -79,6 +79,7 @@ mdp_status mdp_param_write(mdp_buffer* buffer, size_t param, const mdp_tensor* f
     auto tensor = take_tensor(from, "from", Access::read, place_of(*buffer));
     if (!tensor) return tensor.status();
     if (Status status = check_castable(*tensor, "from"); !status) return status;
+    if (Status between = buffer->object->gradients().check_between_steps("mdp_param_write"); !between) return between;
     return buffer->object->params().write(param, *tensor, stream);
   });
 }
@@ -86,6 +87,7 @@ mdp_status mdp_param_write(mdp_buffer* buffer, size_t param, const mdp_tensor* f
 mdp_status mdp_param_changed(mdp_buffer* buffer) {
   return guard([&]() -> Status {
     if (Status status = check_handle(buffer, "buffer", Need::usable); !status) return status;
+    if (Status between = buffer->object->gradients().check_between_steps("mdp_param_changed"); !between) return between;
     return buffer->object->params().changed();
   });
 }

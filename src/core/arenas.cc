@@ -245,16 +245,6 @@ const OwnedRange* Arenas::owned(size_t param) const {
   return at != owned.end() && at->param == param ? &*at : nullptr;
 }
 
-Status Arenas::settle() const {
-  for (const std::shared_ptr<Channel>& channel : {grads_, gathers_, across_}) {
-    if (!channel) continue;
-    auto end = channel->stream().record();
-    if (!end) return end.status();
-    if (Status reached = (*end)->await(); !reached) return reached;
-  }
-  return {};
-}
-
 Status Arenas::check_loaded() const {
   if (is_loaded_.load(std::memory_order_acquire)) return {};
   return bad_state(

@@ -123,8 +123,6 @@ class Arenas {
   std::span<const Tie> ties() const noexcept { return ties_; }
   // Whether no earlier stage holds a copy.
   bool is_first_copy(size_t param) const;
-  // Returns when all that was submitted to them has ended.
-  Status settle() const;
   // Where a step ends: gathers(), if there is anything to gather.
   Channel& last() const noexcept { return is_sharded_ ? *gathers_ : *grads_; }
 

@@ -329,7 +329,7 @@ Result<CheckpointArrays> gather_arrays(const CheckpointConfig& config, const cha
       if (Status loaded = part.buffer->arenas().check_loaded(); !loaded) return loaded;
       if (Status own = part.buffer->params().check_swapped_back(call); !own) return own;
       if (Status between = part.buffer->gradients().check_between_steps(call); !between) return between;
-      if (Status settled = part.buffer->arenas().settle(); !settled) return settled;
+      if (Status settled = part.buffer->params().settle(); !settled) return settled;
     }
     auto arrays = describe(config, config.grid()->world()->size());
     if (arrays) mine = *std::move(arrays);

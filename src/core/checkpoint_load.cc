@@ -6,6 +6,7 @@
 #include <cstring>
 #include <memory>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "base/log.h"
@@ -59,11 +60,28 @@ class Load {
   }
 
  private:
+  struct Loaded {
+    const CheckpointPart* part;
+    size_t param;
+    const StoredArray* source;
+  };
+  struct Progress {
+    const CheckpointPart* part;
+    uint64_t taken;
+    std::vector<uint64_t> steps;
+    std::optional<OptimizerConfig> config;
+    std::optional<LossScale> loss_scale;
+  };
+
   Status agree_on(const Status& mine) { return agree(world_, config_.members(), {kLoad}, mine, World::kFilesLine); }
 
   // All ranks come through every collective of it, or none comes to the next.
   Status prepare(const Status& waited) {
-    if (Status all = agree_on(waited); !all) return all;
+    Status ready = waited;
+    for (const CheckpointPart& part : config_.parts) {
+      if (ready.ok()) ready = part.buffer->gradients().check_none_has_come(kLoad);
+    }
+    if (Status all = agree_on(ready); !all) return all;
     auto here = gather_arrays(config_, kLoad);
     if (Status all = agree_on(here.status()); !all) return all;
     here_ = *std::move(here);
@@ -291,6 +309,20 @@ class Load {
       return invalid(source_->path(), " has ", in_quotes(source.name), " with the state of ", in_quotes(stored.rule),
                      ", and the optimizer here is ", mine.rule, "; with MDP_CHECKPOINT_PARAMS_ONLY (1) its state begins with zeros");
     }
+    const auto names = [](const StoredOptimizer& one) {
+      std::set<std::string> found;
+      for (const StoredState& state : one.state) {
+        if (state.name != kMasterState && state.name != kAverageState) found.insert(in_quotes(state.name));
+      }
+      std::string all;
+      for (const std::string& name : found) all += text(all.empty() ? "" : ", ", name);
+      return all.empty() ? std::string("nothing") : all;
+    };
+    // Rules of the caller's have no other names.
+    if (const std::string there = names(stored), here = names(mine); there != here) {
+      return invalid(source_->path(), " has of ", in_quotes(source.name), " what another rule keeps: ", there, ", and here it is ", here,
+                     "; with MDP_CHECKPOINT_PARAMS_ONLY (1) its state begins with zeros");
+    }
     for (const StoredState& state : mine.state) {
       if (state.name == kMasterState || state.name == kAverageState || source_->type_of(source, state.name) != nullptr) continue;
       return Status(Code::corrupt, text(source_->path(), " has no ", state.name, " of ", in_quotes(source.name)));
@@ -298,15 +330,43 @@ class Load {
     return {};
   }
 
-  // Where this stage has no parameter of an optimizer, its steps and loss scale are those of the other stages.
-  const StoredOptimizer* stored_elsewhere(const CheckpointPart& part) const {
-    for (size_t param = 0; param < part.buffer->plan().params.size(); ++param) {
-      if (part.optimizer->covers(param)) return nullptr;
-    }
+  // The optimizer of the checkpoint that this one was, whatever parameters it has here: the same on all stages.
+  const StoredOptimizer* stored_as(const CheckpointPart& part) const {
     for (const StoredOptimizer& each : source_->manifest().optimizers) {
       if (part.optimizer->is_stored_as(each)) return &each;
     }
     return nullptr;
+  }
+
+  // Of the optimizers of a step the first one has the scaler. Where they are shared out otherwise here, it may have been another's; all
+  // stages have to take the same.
+  Result<std::optional<LossScale>> stored_loss_scale(const CheckpointPart& part) const {
+    const StoredOptimizer* const same = stored_as(part);
+    if (same != nullptr) {
+      auto scale = part.optimizer->loss_scale_from(*same);
+      if (!scale || *scale) return scale;
+    }
+    for (const StoredOptimizer& each : source_->manifest().optimizers) {
+      auto scale = part.optimizer->loss_scale_from(each);
+      if (!scale || *scale) return scale;
+    }
+    return std::optional<LossScale>();
+  }
+
+  // What the checkpoint lacks stays as it is, its steps too.
+  Status keep_steps(Progress* progress) const {
+    Optimizer& optimizer = *progress->part->optimizer;
+    for (size_t param = 0; param < progress->steps.size(); ++param) {
+      if (!optimizer.covers(param)) continue;
+      const auto loaded = std::find_if(loaded_.begin(), loaded_.end(),
+                                       [&](const Loaded& each) { return each.part == progress->part && each.param == param; });
+      if (loaded != loaded_.end()) continue;
+      const auto steps = optimizer.steps(param);
+      if (!steps) return steps.status();
+      progress->steps[param] = *steps;
+      progress->taken = std::max(progress->taken, *steps);
+    }
+    return {};
   }
 
   // Step counts, and what the optimizers were told there, if that is asked for.
@@ -320,9 +380,11 @@ class Load {
         progress.taken = std::max(progress.taken, from->steps);
         progress.steps[loaded.param] = loaded.source->steps;
       }
-      if (from == nullptr && part.optimizer && !config_.params_only) {
-        from = stored_elsewhere(part);
-        if (from != nullptr) progress.taken = from->steps;
+      if (part.optimizer && !config_.params_only) {
+        if (const StoredOptimizer* const same = stored_as(part); same != nullptr) {
+          if (from == nullptr) progress.taken = same->steps;  // where this stage has none of its parameters
+          from = same;
+        }
       }
       if (const auto most = std::max_element(progress.steps.begin(), progress.steps.end());
           most != progress.steps.end() && *most > progress.taken) {
@@ -333,12 +395,14 @@ class Load {
         if (!hyper) return hyper.status();
         progress.config = *std::move(hyper);
       }
-      if (from != nullptr) {
-        auto scale = part.optimizer->loss_scale_from(*from);
+      if (part.optimizer && !config_.params_only) {
+        auto scale = stored_loss_scale(part);
         if (!scale) return scale.status().with_context(source_->path());
         progress.loss_scale = *scale;
       }
-      if (part.optimizer) progress_.push_back(std::move(progress));
+      if (!part.optimizer) continue;
+      if (Status kept = keep_steps(&progress); !kept) return kept;
+      progress_.push_back(std::move(progress));
     }
     return {};
   }
@@ -439,19 +503,6 @@ class Load {
     }
     return {};
   }
-
-  struct Loaded {
-    const CheckpointPart* part;
-    size_t param;
-    const StoredArray* source;
-  };
-  struct Progress {
-    const CheckpointPart* part;
-    uint64_t taken;
-    std::vector<uint64_t> steps;
-    std::optional<OptimizerConfig> config;
-    std::optional<LossScale> loss_scale;
-  };
 
   const CheckpointConfig& config_;
   World& world_;

@@ -6,11 +6,14 @@
 #include <optional>
 #include <utility>
 
+#include "base/hash.h"
 #include "control/agreement.h"
 #include "core/checkpoint_arrays.h"
 #include "core/checkpoint_write.h"
+#include "core/replicas.h"
 #include "core/request.h"
 #include "core/saves.h"
+#include "files/checksum.h"
 
 namespace megadp {
 namespace {
@@ -54,7 +57,57 @@ class Save {
     auto arrays = gather_arrays(config_, kSaveCall);
     if (Status all = agree_on(arrays.status()); !all) return all;
     arrays_ = *std::move(arrays);
-    return {};
+    return compare_tensors();
+  }
+
+  // Each of the ranks that hold a tensor alike writes a part of it: where they do not, nobody's would be saved.
+  Status compare_tensors() {
+    std::string digests, of_uncut;
+    const Status digested = attempt([&]() -> Status {
+      std::vector<std::byte> copy;
+      for (size_t i = 0; i < config_.tensors.size(); ++i) {
+        auto values = dense(i, &copy);
+        if (!values) return values.status();
+        const uint64_t digest = checksum(values->data(), values->size());
+        const std::string_view bytes(reinterpret_cast<const char*>(&digest), sizeof digest);
+        digests += bytes;
+        of_uncut += config_.tensors[i].placement == Placement::sharded ? std::string(sizeof digest, '\0') : std::string(bytes);
+      }
+      return {};
+    });
+    if (Status all = agree_on(digested); !all) return all;
+    ProcessGrid& grid = *config_.grid();
+    if (Status same = compare_tensors(digests, &Grid::replica_axes); !same || grid.grid().size(Grid::tp_axes(false)) == 1) return same;
+    return compare_tensors(of_uncut, [](bool expert) { return Grid::replica_axes(expert) | Grid::tp_axes(expert); });
+  }
+
+  Status compare_tensors(const std::string& digests, Axes (*axes)(bool expert)) {
+    const Replica held{.call = kSaveCall,
+                       .digests = {hash_bytes(digests.data(), digests.size()), 0},
+                       .detail = [&](bool) { return digests; },
+                       .axes = axes};
+    return compare_replicas(*config_.grid(), held, [this](const ReplicaPair& pair) {
+      const std::string &a = pair.first_detail, &b = pair.other_detail;
+      const auto same = static_cast<size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin()) / sizeof(uint64_t);
+      if (same >= config_.tensors.size()) {
+        return Explanation{text(kSaveCall, ": ranks ", pair.first, " and ", pair.other, " give different numbers of tensors")};
+      }
+      return Explanation{text(kSaveCall, ": tensor ", in_quotes(config_.tensors[same].name), " differs between ranks ", pair.first, " and ",
+                              pair.other, ", which are to have the same and write a part of it each; broadcast it first, or give each ",
+                              "rank's own as rank_data")};
+    });
+  }
+
+  // The tensor's bytes, in their order in memory: its own, or those of `copy`, which it then is in.
+  Result<std::span<const std::byte>> dense(size_t index, std::vector<std::byte>* copy) const {
+    const CheckpointTensor& tensor = config_.tensors[index];
+    const size_t bytes = elements_of(tensor.array.shape) * size_of(tensor.array.type);
+    if (tensor.where == DeviceType::cpu && tensor.array.strides == dense_strides(tensor.array.shape)) {
+      return std::span(static_cast<const std::byte*>(tensor.array.data), bytes);
+    }
+    copy->resize(bytes);
+    if (Status copied = copy_tensor(config_, tensor, *copy, Copy::to_dense); !copied) return copied;
+    return std::span<const std::byte>(*copy);
   }
 
   // What the other half has to know, which nothing of the buffers is needed for then.
@@ -72,6 +125,10 @@ class Save {
 
   // Everything that this rank is to write, in the order of the file: the largest elements first.
   Status collect_pieces() {
+    for (const CheckpointPart& part : config_.parts) {
+      if (!part.optimizer) continue;
+      if (Status begun = part.optimizer->begin_averages(); !begun) return begun;
+    }
     for (const StoredArray& array : arrays_.arrays) {
       for (const StoredPiece& piece : array.pieces) {
         if (piece.file != static_cast<uint32_t>(write_->rank)) continue;
@@ -136,14 +193,9 @@ class Save {
   }
 
   Status add_tensor(const StoredArray& array, const StoredPiece& piece, size_t index) {
-    const CheckpointTensor& tensor = config_.tensors[index];
-    const auto* data = static_cast<const std::byte*>(tensor.array.data);
-    if (tensor.where != DeviceType::cpu || tensor.array.strides != dense_strides(tensor.array.shape)) {
-      copies_.emplace_back(elements_of(tensor.array.shape) * size_of(tensor.array.type));
-      if (Status copied = copy_tensor(config_, tensor, copies_.back(), Copy::to_dense); !copied) return copied;
-      data = copies_.back().data();
-    }
-    add(kParamState, 0, array.type, array, piece, data + piece.begin * size_of(array.type), nullptr);
+    auto values = dense(index, &copies_.emplace_back());
+    if (!values) return values.status();
+    add(kParamState, 0, array.type, array, piece, values->data() + piece.begin * size_of(array.type), nullptr);
     return {};
   }
 

@@ -346,8 +346,12 @@ Status Gradients::zero(void* caller) {
     return bad_state("mdp_buffer_zero_grad: mdp_grad_sync is pending; wait for its request first, or call mdp_grad_sync again");
   if (phase_ == Phase::stepping) return bad_state("mdp_buffer_zero_grad: ", kIsStepping);
   if (phase_ == Phase::open && has_launched()) {
-    return bad_state("mdp_buffer_zero_grad: ", launched(), " of ", buckets_.size(),
-                     " buckets of this step are launched already; end the step with mdp_grad_sync");
+    if (next_launch_ > 0) {
+      return bad_state("mdp_buffer_zero_grad: ", launched(), " of ", buckets_.size(),
+                       " buckets of this step are launched already; end the step with mdp_grad_sync");
+    }
+    return bad_state("mdp_buffer_zero_grad: the buckets of the microbatches before number ", microbatch_,
+                     " of this step are launched already; end the step with mdp_microbatch_begin (is_last 1) and mdp_grad_sync");
   }
   if (Status none = check_none_lent("mdp_buffer_zero_grad"); !none) return none;
   Stream& stream = arenas_->grads().stream();

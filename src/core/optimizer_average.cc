@@ -91,11 +91,20 @@ Status Optimizer::submit_average(uint32_t number) {
       });
 }
 
-Status Optimizer::check_swap() const {
+Status Optimizer::begin_averages() {
+  if (!impl_->averages()) return {};
+  for (const size_t param : covered()) {
+    if (auto begun = state(param, kAverageState); !begun) return begun.status();
+  }
+  return {};
+}
+
+Status Optimizer::check_swap(const std::vector<uint64_t>& launched) const {
   if (!impl_->averages()) return bad_state(kSwap, ": the optimizer keeps no average; mdp_optimizer_config.average_decay asks for one");
   if (Status loaded = buffer_->arenas().check_loaded(); !loaded) return loaded;
   if (Status whole = check_whole(kSwap); !whole) return whole;
   if (Status between = buffer_->gradients().check_between_steps(kSwap); !between) return between;
+  if (Status alike = buffer_->gradients().check_launched_alike(kSwap, launched); !alike) return alike;
   return impl_->swapped ? Status() : buffer_->params().check_none_swapped(covered());
 }
 
@@ -125,7 +134,10 @@ Result<std::shared_ptr<Request>> Optimizer::swap_average(void* caller, bool want
   Context& context = buffer_->context();
   Params& params = buffer_->params();
   const std::vector<int>& members = buffer_->arenas().grid()->world()->group().members();
-  if (Status agreed = agree(*context.world, members, {kSwap}, check_swap()); !agreed) return agreed;
+  // A swap follows the reductions that are under way, and must not wait for one that another rank has not come to.
+  const auto launched = exchange_as<uint64_t>(*context.world, members, kSwap, buffer_->gradients().launched_of_step());
+  if (!launched) return launched.status();
+  if (Status agreed = agree(*context.world, members, {kSwap}, check_swap(*launched)); !agreed) return agreed;
   {
     const auto lock = buffer_->gradients().lock();
     if (Status usable = context.usable(); !usable) return usable;

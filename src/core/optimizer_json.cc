@@ -135,6 +135,10 @@ Result<OptimizerConfig> Optimizer::config_from(const StoredOptimizer& stored) co
   }
   if (!take_number(*json, "max_grad_norm", &config.max_grad_norm)) return wrong("max_grad_norm");
   if (!take_number(*json, "max_grad_value", &config.max_grad_value)) return wrong("max_grad_value");
+  if (const JsonValue* const norm = json->find("norm"); norm != nullptr) {
+    if (norm->string() == nullptr || (*norm->string() != "l2" && *norm->string() != "inf")) return wrong("norm");
+    config.norm = *norm->string() == "inf" ? Norm::inf : Norm::l2;
+  }
   if (impl_->averages() && json->find("average_decay") != nullptr) {
     if (!take_number(*json, "average_decay", &config.average_decay)) return wrong("average_decay");
     if (config.average_decay <= 0 || config.average_decay >= 1) return wrong("average_decay");

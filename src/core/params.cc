@@ -71,8 +71,18 @@ Status Params::write(size_t param, const StridedArray& from, void* caller) {
   auto slot = whole("mdp_param_write", param, from.shape, caller);
   if (!slot) return slot.status();
   if (Status copied = arenas_->backend().copy(*slot, from, false, caller); !copied) return copied;
-  if (Status ordered = arenas_->grads().stream().wait_for_caller(caller); !ordered) return ordered;
+  if (Status ordered = note_write(caller); !ordered) return ordered;
   (void)count_change(param);  // of this one only: the masters of the others hold more than their parameters show
+  return {};
+}
+
+Status Params::note_write(void* caller) {
+  Stream& stream = arenas_->grads().stream();
+  if (Status ordered = stream.wait_for_caller(caller); !ordered) return ordered;
+  const std::lock_guard lock(mutex_);
+  auto written = stream.record();
+  if (!written) return written.status();
+  written_ = *std::move(written);
   return {};
 }
 
@@ -97,9 +107,9 @@ Result<std::shared_ptr<Request>> Params::broadcast(int root, bool want_request) 
       if (root >= 0 && root < size) continue;
       return invalid("root is ", root, "; the ", expert ? "expert " : "", "data-parallel group has ranks 0 to ", size - 1);
     }
-    auto written = arenas_->grads().stream().record();  // by a step, or by the caller
-    if (!written) return written.status();
-    if (Status ordered = stream.wait_for(*written); !ordered) return ordered;
+    if (written_) {
+      if (Status ordered = stream.wait_for(written_); !ordered) return ordered;
+    }
     for (const Arena& arena : arenas_->all()) {
       Group& group = arena.comms.all_for_params->group();
       const Tag tag{-1, "mdp_buffer_broadcast"};
@@ -199,10 +209,26 @@ size_t Params::digested_param(bool expert, size_t position) const {
   return SIZE_MAX;
 }
 
+Status Params::settle() {
+  std::vector<std::shared_ptr<Event>> ends;
+  {
+    const std::lock_guard lock(mutex_);
+    ends = {written_, passed_};
+    auto gathered = arenas_->gathers().stream().record();  // of a step in one pass, the updates too
+    if (!gathered) return gathered.status();
+    ends.push_back(*std::move(gathered));
+  }
+  for (const std::shared_ptr<Event>& end : ends) {
+    if (!end) continue;
+    if (Status reached = end->await(); !reached) return reached;
+  }
+  return {};
+}
+
 Status Params::verify() {
   if (Status usable = arenas_->context().usable(); !usable) return usable;
   // On the host's thread, whatever the backend: what is read here is not read on its streams.
-  if (Status settled = arenas_->settle(); !settled) return settled;
+  if (Status settled = settle(); !settled) return settled;
   std::array<std::string, 2> bytes;  // of the digests, dense and expert
   Replica held{.call = "mdp_buffer_verify", .digests = {}, .detail = {}};
   for (const bool expert : {false, true}) {
@@ -236,6 +262,7 @@ Status Params::gather(std::span<const uint32_t> buckets, const std::shared_ptr<E
   const std::vector<BucketRef>& order = arenas_->plan().launch_order;
   const Arena& first = arenas_->arena_of(order[buckets.front()]);
   const std::lock_guard lock(mutex_);
+  written_ = updated;
   std::vector<WindowOp> calls;
   for (size_t i = 0; i < buckets.size(); ++i) {
     const uint32_t bucket = buckets[i];

@@ -33,6 +33,9 @@ class Params {
 
   // Collective over each group of replicas; root is an index into it. A null request if none is wanted (then the work is done on return).
   Result<std::shared_ptr<Request>> broadcast(int root, bool want_request);
+  // Waits until parameters, masters and state hold what the last step and the last writes gave them. Not for gradients under way: their
+  // reductions may be waiting for a rank that has none, and says so at mdp_grad_sync only.
+  Status settle();
   Status verify();                              // replicas; collective over the grid's world
   Result<uint64_t> digest_value(size_t param);  // once nothing writes it
 
@@ -65,6 +68,7 @@ class Params {
   Result<StridedArray> whole(const char* call, size_t param, const std::vector<int64_t>& shape, void* caller);
   Result<std::vector<uint64_t>> digest_values(bool expert);
   size_t digested_param(bool expert, size_t position) const;
+  Status note_write(void* caller);
   Status broadcast_ties();
   void count_broadcast();
 
@@ -73,6 +77,7 @@ class Params {
   std::vector<uint64_t> versions_;                  // by parameter, from 1
   std::vector<uint64_t> replacements_;              // of each parameter the version of the last one
   std::vector<std::shared_ptr<Transfer>> gathers_;  // of each bucket the last
+  std::shared_ptr<Event> written_;                  // the end of the last update, or write of the caller's, on the channel of gradients
   std::shared_ptr<Event> passed_;                   // the end of the last gather, or broadcast
   Traffic traffic_;
   std::vector<bool> swapped_;     // by parameter

@@ -55,6 +55,38 @@ Status Gradients::check_between_steps(const char* call) {
   return phase_ == Phase::stepping ? bad_state(call, ": ", kIsStepping) : Status();
 }
 
+Status Gradients::check_none_has_come(const char* call) {
+  const std::lock_guard lock(mutex_);
+  if (phase_ != Phase::open) return {};
+  for (size_t param = 0; param < states_.size(); ++param) {
+    const ParamState& state = states_[param];
+    if (state.arrivals == 0 && !state.has_gradient && !state.had_gradient && !state.lent) continue;
+    return bad_state(call, " comes in the middle of a step: ", param_label(param, arenas_->plan().params[param].name),
+                     " has a gradient; end the step first, or mdp_buffer_zero_grad throws away what earlier microbatches have given");
+  }
+  return {};
+}
+
+uint64_t Gradients::launched_of_step() {
+  const std::lock_guard lock(mutex_);
+  return phase_ == Phase::open ? launched() : buckets_.size();
+}
+
+Status Gradients::check_launched_alike(const char* call, const std::vector<uint64_t>& launched) const {
+  const std::vector<int>& world = arenas_->grid()->world()->group().members();
+  const auto mine = static_cast<size_t>(arenas_->grid()->rank());
+  for (const Arena& arena : arenas_->all()) {
+    for (const int member : arena.comms.all->group().members()) {
+      const auto other = static_cast<size_t>(std::find(world.begin(), world.end(), member) - world.begin());
+      if (launched[other] == launched[mine]) continue;
+      return bad_state(call, " comes in the middle of backward: ", launched[mine], " of ", buckets_.size(),
+                       " buckets of gradients are being reduced here, and ", launched[other], " on rank ", member,
+                       "; a rank that has no gradients for the others says so at mdp_grad_sync, which is to come first");
+    }
+  }
+  return {};
+}
+
 Result<Gradients::Chosen> Gradients::choose(const ParamList& list) const {
   if (!list) return Chosen();
   Chosen chosen{.all = false, .params = std::vector<bool>(arenas_->plan().params.size())};

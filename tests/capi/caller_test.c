@@ -543,6 +543,15 @@ static void refusals(void** state) {
   OK(mdp_optimizer_step_begin(&who.optimizer, 1, NULL));
   FAILS(MDP_E_STATE, "a step is under way", mdp_optimizer_step_begin(&who.optimizer, 1, NULL));
   FAILS(MDP_E_STATE, "a step is under way", mdp_optimizer_set_update(who.optimizer, update, &who));
+  /* What the step's end would overwrite. */
+  float values[LONGEST];
+  for (size_t p = 0; p < COUNT; ++p) {
+    if (p == FIXED) continue;
+    const mdp_tensor t = tensor_of(MDP_DTYPE_F32, values, &lengths[p]);
+    OK(mdp_param_read(who.buffer, p, &t, NULL));
+    FAILS(MDP_E_STATE, "mdp_param_write: a step is under way", mdp_param_write(who.buffer, p, &t, NULL));
+  }
+  FAILS(MDP_E_STATE, "mdp_param_changed: a step is under way", mdp_param_changed(who.buffer));
   FAILS(MDP_E_STATE, "was not asked for", mdp_optimizer_step_finish(who.optimizer, 0, NULL, NULL));
   mdp_optimizer_destroy(who.optimizer);
 
