@@ -932,7 +932,7 @@ MDP_API mdp_status mdp_optimizer_swap_average(mdp_optimizer* optimizer, mdp_stre
 /* The owned slice of one parameter's "master" (INVALID with NO_MASTER), "average", or of what the rule keeps, by name: f32, or state_dtype
  * (of param_states U8), one dimension, from mdp_range.param_begin on; empty if this rank owns nothing of it. Library memory, valid as long
  * as the optimizer; may be written between steps and before the first. A "master" holds what is written into it until its parameter is
- * written. Waits for the last step. Local. Errors: STATE (frozen; swapped). */
+ * written otherwise. Waits for the last step. Local. Errors: STATE (frozen; swapped). */
 MDP_API mdp_status mdp_optimizer_state(mdp_optimizer* optimizer, size_t param, const char* name, mdp_tensor* out);
 
 /* How many steps the parameter has taken part in: skipped steps do not count, nor those for which all ranks skipped the parameter. Waits

@@ -18,8 +18,8 @@ struct CheckpointArrays {
   std::set<std::string> frozen;  // names of parameters of which nothing is held
 };
 
-// Waits until what is under way on the parts has ended. Collective over the world; the same outcome on all ranks. Code::invalid if two
-// ranks hold different things of one name.
+// Waits until the parts hold what the last step and writes gave them. Collective over the world; the same outcome on all ranks.
+// Code::invalid if two ranks hold different things of one name.
 Result<CheckpointArrays> gather_arrays(const CheckpointConfig& config, const char* call);
 
 // Where an array is on this rank, under one of its names.

@@ -79,24 +79,44 @@ class Load {
   Status prepare(const Status& waited) {
     Status ready = waited;
     for (const CheckpointPart& part : config_.parts) {
-      if (ready.ok()) ready = part.buffer->gradients().check_none_has_come(kLoad);
+      if (!config_.is_first_of_buffer(part)) continue;
+      Gradients& gradients = part.buffer->gradients();
+      const auto launched =
+          exchange_as<Gradients::Launched>(world_, config_.members(), kLoad, gradients.launched_of_step(), World::kFilesLine);
+      if (!launched) return launched.status();
+      if (ready.ok()) ready = gradients.check_none_accumulated(kLoad);
+      if (ready.ok()) ready = gradients.check_launched_alike(kLoad, *launched);
     }
     if (Status all = agree_on(ready); !all) return all;
     auto here = gather_arrays(config_, kLoad);
     if (Status all = agree_on(here.status()); !all) return all;
     here_ = *std::move(here);
     if (Status opened = open_source(); !opened) return opened;
-    return agree_on(attempt([this] { return plan_all(); }));
+    std::vector<Origin> origins;
+    const Status planned = attempt([&]() -> Status {
+      if (Status arrays = plan_arrays(); !arrays) return arrays;
+      auto found = find_origins();
+      if (found) origins = *std::move(found);
+      return found.status();
+    });
+    if (Status all = agree_on(planned); !all) return all;
+    const auto joined = exchange_origins(origins);
+    if (!joined) return joined.status();
+    return agree_on(attempt([&]() -> Status {
+      if (Status optimizers = plan_optimizers(*joined); !optimizers) return optimizers;
+      return check_jobs();
+    }));
   }
 
-  Status plan_all() {
+  Status plan_arrays() {
     if (Status same = compare_arrays(); !same) return same;
-    Status planned;
     for (const StoredArray& target : here_.arrays) {
-      if (planned.ok()) planned = plan(target);
+      if (Status planned = plan(target); !planned) return planned;
     }
-    if (planned.ok()) planned = plan_optimizers();
-    if (!planned.ok()) return planned;
+    return {};
+  }
+
+  Status check_jobs() {
     order_jobs();
     for (const Job& job : jobs_) {
       if (job.state.empty()) continue;
@@ -330,7 +350,7 @@ class Load {
     return {};
   }
 
-  // The optimizer of the checkpoint that this one was, whatever parameters it has here: the same on all stages.
+  // The optimizer of the checkpoint that this one was, where no rank has loaded a parameter of it.
   const StoredOptimizer* stored_as(const CheckpointPart& part) const {
     for (const StoredOptimizer& each : source_->manifest().optimizers) {
       if (part.optimizer->is_stored_as(each)) return &each;
@@ -338,71 +358,96 @@ class Load {
     return nullptr;
   }
 
-  // Of the optimizers of a step the first one has the scaler. Where they are shared out otherwise here, it may have been another's; all
-  // stages have to take the same.
-  Result<std::optional<LossScale>> stored_loss_scale(const CheckpointPart& part) const {
-    const StoredOptimizer* const same = stored_as(part);
-    if (same != nullptr) {
-      auto scale = part.optimizer->loss_scale_from(*same);
-      if (!scale || *scale) return scale;
+  // Where a rank's parameters of an optimizer come from: the first of the checkpoint's optimizers, and the first of these that has a
+  // scaler, since of the optimizers of a step one has it. All ranks take the same of both, though stages have other parameters.
+  struct Origin {
+    uint64_t optimizer = kNone, scaler = kNone, taken = 0;
+    void join(const Origin& other) {
+      optimizer = std::min(optimizer, other.optimizer);
+      scaler = std::min(scaler, other.scaler);
+      taken = std::max(taken, other.taken);
     }
-    for (const StoredOptimizer& each : source_->manifest().optimizers) {
-      auto scale = part.optimizer->loss_scale_from(each);
-      if (!scale || *scale) return scale;
+  };
+  static constexpr uint64_t kNone = UINT64_MAX;
+
+  Result<Origin> origin_of(const Loaded& loaded) const {
+    Origin origin;
+    origin.optimizer = static_cast<uint64_t>(loaded.source->optimizer);
+    const StoredOptimizer& stored = source_->manifest().optimizers[origin.optimizer];
+    origin.taken = stored.steps;
+    if (loaded.source->steps > stored.steps) {
+      return Status(Code::corrupt,
+                    text(source_->path(), " has a parameter that has taken ", loaded.source->steps, " steps of ", stored.steps));
     }
-    return std::optional<LossScale>();
+    const auto scale = loaded.part->optimizer->loss_scale_from(stored);
+    if (!scale) return scale.status().with_context(source_->path());
+    if (*scale) origin.scaler = origin.optimizer;
+    return origin;
   }
 
-  // What the checkpoint lacks stays as it is, its steps too.
-  Status keep_steps(Progress* progress) const {
-    Optimizer& optimizer = *progress->part->optimizer;
-    for (size_t param = 0; param < progress->steps.size(); ++param) {
-      if (!optimizer.covers(param)) continue;
-      const auto loaded = std::find_if(loaded_.begin(), loaded_.end(),
-                                       [&](const Loaded& each) { return each.part == progress->part && each.param == param; });
-      if (loaded != loaded_.end()) continue;
-      const auto steps = optimizer.steps(param);
-      if (!steps) return steps.status();
-      progress->steps[param] = *steps;
-      progress->taken = std::max(progress->taken, *steps);
+  // Of each part; and its step counts. What the checkpoint lacks stays as it is, its steps too.
+  Result<std::vector<Origin>> find_origins() {
+    std::vector<Origin> origins;
+    for (const CheckpointPart& part : config_.parts) {
+      Origin origin;
+      Progress progress{&part, 0, std::vector<uint64_t>(part.buffer->plan().params.size()), {}, {}};
+      std::vector<bool> is_loaded(progress.steps.size());
+      for (const Loaded& loaded : loaded_) {
+        if (loaded.part != &part || !part.optimizer || !part.optimizer->covers(loaded.param)) continue;
+        is_loaded[loaded.param] = true;
+        if (config_.params_only) continue;
+        const auto found = origin_of(loaded);
+        if (!found) return found.status();
+        origin.join(*found);
+        progress.steps[loaded.param] = loaded.source->steps;
+      }
+      for (size_t param = 0; part.optimizer && param < is_loaded.size(); ++param) {
+        if (is_loaded[param] || !part.optimizer->covers(param)) continue;
+        const auto kept = part.optimizer->steps(param);
+        if (!kept) return kept.status();
+        progress.steps[param] = *kept;
+        origin.taken = std::max(origin.taken, *kept);
+      }
+      if (part.optimizer) progress_.push_back(std::move(progress));
+      origins.push_back(origin);
     }
-    return {};
+    return origins;
+  }
+
+  Result<std::vector<Origin>> exchange_origins(const std::vector<Origin>& mine) {
+    const std::string bytes(reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(Origin));
+    const auto told = world_.exchange(config_.members(), kLoad, bytes, World::kFilesLine);
+    if (!told) return told.status();
+    std::vector<Origin> origins(mine.size());
+    for (const std::string& each : *told) {
+      for (size_t i = 0; i < origins.size() && (i + 1) * sizeof(Origin) <= each.size(); ++i) {
+        Origin other;
+        std::memcpy(&other, each.data() + i * sizeof(Origin), sizeof(Origin));
+        origins[i].join(other);
+      }
+    }
+    return origins;
   }
 
   // Step counts, and what the optimizers were told there, if that is asked for.
-  Status plan_optimizers() {
-    for (const CheckpointPart& part : config_.parts) {
-      Progress progress{&part, 0, std::vector<uint64_t>(part.buffer->plan().params.size()), {}, {}};
-      const StoredOptimizer* from = nullptr;
-      for (const Loaded& loaded : loaded_) {
-        if (loaded.part != &part || !part.optimizer || !part.optimizer->covers(loaded.param) || config_.params_only) continue;
-        from = &source_->manifest().optimizers[static_cast<size_t>(loaded.source->optimizer)];
-        progress.taken = std::max(progress.taken, from->steps);
-        progress.steps[loaded.param] = loaded.source->steps;
-      }
-      if (part.optimizer && !config_.params_only) {
-        if (const StoredOptimizer* const same = stored_as(part); same != nullptr) {
-          if (from == nullptr) progress.taken = same->steps;  // where this stage has none of its parameters
-          from = same;
-        }
-      }
-      if (const auto most = std::max_element(progress.steps.begin(), progress.steps.end());
-          most != progress.steps.end() && *most > progress.taken) {
-        return Status(Code::corrupt, text(source_->path(), " has a parameter that has taken ", *most, " steps of ", progress.taken));
-      }
-      if (from != nullptr && config_.load_hyper) {
+  Status plan_optimizers(const std::vector<Origin>& origins) {
+    const std::vector<StoredOptimizer>& stored = source_->manifest().optimizers;
+    for (Progress& progress : progress_) {
+      const CheckpointPart& part = *progress.part;
+      const Origin& origin = origins[static_cast<size_t>(&part - config_.parts.data())];
+      progress.taken = origin.taken;
+      if (config_.params_only) continue;
+      const StoredOptimizer* const from = origin.optimizer != kNone ? &stored[origin.optimizer] : stored_as(part);
+      if (from == nullptr) continue;
+      if (origin.optimizer == kNone) progress.taken = std::max(progress.taken, from->steps);
+      if (config_.load_hyper) {
         auto hyper = part.optimizer->config_from(*from);
         if (!hyper) return hyper.status();
         progress.config = *std::move(hyper);
       }
-      if (part.optimizer && !config_.params_only) {
-        auto scale = stored_loss_scale(part);
-        if (!scale) return scale.status().with_context(source_->path());
-        progress.loss_scale = *scale;
-      }
-      if (!part.optimizer) continue;
-      if (Status kept = keep_steps(&progress); !kept) return kept;
-      progress_.push_back(std::move(progress));
+      auto scale = part.optimizer->loss_scale_from(origin.scaler != kNone ? stored[origin.scaler] : *from);
+      if (!scale) return scale.status().with_context(source_->path());
+      progress.loss_scale = *scale;
     }
     return {};
   }

@@ -3,6 +3,7 @@
 // thread while the training goes on.
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -60,41 +61,52 @@ class Save {
     return compare_tensors();
   }
 
-  // Each of the ranks that hold a tensor alike writes a part of it: where they do not, nobody's would be saved.
+  // Each of the ranks that hold a tensor alike writes a part of it: where they do not, nobody's would be saved. Ranks may list them in any
+  // order.
+  struct TensorDigest {
+    uint64_t name, values;
+  };
   Status compare_tensors() {
+    std::vector<size_t> by_name(config_.tensors.size());
+    std::iota(by_name.begin(), by_name.end(), size_t{0});
+    std::sort(by_name.begin(), by_name.end(), [&](size_t a, size_t b) { return config_.tensors[a].name < config_.tensors[b].name; });
     std::string digests, of_uncut;
     const Status digested = attempt([&]() -> Status {
       std::vector<std::byte> copy;
-      for (size_t i = 0; i < config_.tensors.size(); ++i) {
+      for (const size_t i : by_name) {
         auto values = dense(i, &copy);
         if (!values) return values.status();
-        const uint64_t digest = checksum(values->data(), values->size());
-        const std::string_view bytes(reinterpret_cast<const char*>(&digest), sizeof digest);
-        digests += bytes;
-        of_uncut += config_.tensors[i].placement == Placement::sharded ? std::string(sizeof digest, '\0') : std::string(bytes);
+        const std::string& name = config_.tensors[i].name;
+        TensorDigest digest{hash_bytes(name.data(), name.size()), checksum(values->data(), values->size())};
+        digests.append(reinterpret_cast<const char*>(&digest), sizeof digest);
+        if (config_.tensors[i].placement == Placement::sharded) digest.values = 0;
+        of_uncut.append(reinterpret_cast<const char*>(&digest), sizeof digest);
       }
       return {};
     });
     if (Status all = agree_on(digested); !all) return all;
-    ProcessGrid& grid = *config_.grid();
-    if (Status same = compare_tensors(digests, &Grid::replica_axes); !same || grid.grid().size(Grid::tp_axes(false)) == 1) return same;
-    return compare_tensors(of_uncut, [](bool expert) { return Grid::replica_axes(expert) | Grid::tp_axes(expert); });
+    const Status same = compare_tensors(by_name, digests, &Grid::replica_axes);
+    if (!same || config_.grid()->grid().size(Grid::tp_axes(false)) == 1) return same;
+    return compare_tensors(by_name, of_uncut, [](bool expert) { return Grid::replica_axes(expert) | Grid::tp_axes(expert); });
   }
 
-  Status compare_tensors(const std::string& digests, Axes (*axes)(bool expert)) {
+  Status compare_tensors(const std::vector<size_t>& by_name, const std::string& digests, Axes (*axes)(bool expert)) {
     const Replica held{.call = kSaveCall,
                        .digests = {hash_bytes(digests.data(), digests.size()), 0},
                        .detail = [&](bool) { return digests; },
                        .axes = axes};
-    return compare_replicas(*config_.grid(), held, [this](const ReplicaPair& pair) {
+    return compare_replicas(*config_.grid(), held, [&](const ReplicaPair& pair) {
       const std::string &a = pair.first_detail, &b = pair.other_detail;
-      const auto same = static_cast<size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin()) / sizeof(uint64_t);
-      if (same >= config_.tensors.size()) {
-        return Explanation{text(kSaveCall, ": ranks ", pair.first, " and ", pair.other, " give different numbers of tensors")};
+      const auto at = static_cast<size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
+      const size_t number = at / sizeof(TensorDigest);
+      if (number >= by_name.size() || at % sizeof(TensorDigest) < sizeof(uint64_t)) {
+        return Explanation{
+            text(kSaveCall, ": ranks ", pair.first, " and ", pair.other, ", which are to have the same tensors, give other ones")};
       }
-      return Explanation{text(kSaveCall, ": tensor ", in_quotes(config_.tensors[same].name), " differs between ranks ", pair.first, " and ",
-                              pair.other, ", which are to have the same and write a part of it each; broadcast it first, or give each ",
-                              "rank's own as rank_data")};
+      return Explanation{text(kSaveCall, ": tensor ", in_quotes(config_.tensors[by_name[number]].name), " differs between ranks ",
+                              pair.first, " and ", pair.other,
+                              ", which are to have the same and write a part of it each; broadcast it first, or give ",
+                              "each rank's own as rank_data")};
     });
   }
 
@@ -127,7 +139,7 @@ class Save {
   Status collect_pieces() {
     for (const CheckpointPart& part : config_.parts) {
       if (!part.optimizer) continue;
-      if (Status begun = part.optimizer->begin_averages(); !begun) return begun;
+      if (Status begun = part.optimizer->settle_owned(); !begun) return begun;
     }
     for (const StoredArray& array : arrays_.arrays) {
       for (const StoredPiece& piece : array.pieces) {

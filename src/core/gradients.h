@@ -116,12 +116,16 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   void mark_stepped(std::span<const uint32_t> buckets, const std::shared_ptr<Transfer>& pass);
   Result<std::shared_ptr<Event>> launch_kept();
   Status check_reduced(const char* call, bool kept_too = false) const;
-  Status check_between_steps(const char* call);  // without the lock
-  Status check_none_has_come(const char* call);  // likewise: nothing of a step that has not ended
-  // How many buckets of the step under way this rank has launched; all, where it has synced.
-  uint64_t launched_of_step();
+  Status check_between_steps(const char* call);     // without the lock
+  Status check_none_accumulated(const char* call);  // likewise: nothing to which the next microbatch would be added
+  // How many buckets of the step under way this rank has launched, in all microbatches; kAllLaunched, where it has synced.
+  struct Launched {
+    uint64_t dense, expert;
+  };
+  static constexpr uint64_t kAllLaunched = UINT64_MAX;
+  Launched launched_of_step();
   // Of all ranks of the world what launched_of_step() says there: whether none waits in a reduction for another.
-  Status check_launched_alike(const char* call, const std::vector<uint64_t>& launched) const;
+  Status check_launched_alike(const char* call, const std::vector<Launched>& launched) const;
   // Of the last sync, where gradients are reduced: ok, or that this rank or another has found one that is not finite.
   const Status& sync_status() const { return sync_status_; }
   bool skipped_everywhere(size_t param) const { return states_[param].skipped_everywhere; }

@@ -377,7 +377,7 @@ void Optimizer::set_config(OptimizerConfig config) {
 
 void Optimizer::adopt(size_t param) {
   const auto lock = buffer_->gradients().lock();
-  impl_->versions[param] = buffer_->params().count_change(param);
+  impl_->versions[param] = buffer_->params().count_replacement(param);
 }
 
 Status Optimizer::Impl::refresh_master(Buffer& buffer, size_t arena, const Owned& owned) {
@@ -391,8 +391,10 @@ Status Optimizer::Impl::refresh_master(Buffer& buffer, size_t arena, const Owned
     const uint64_t version = buffer.params().version(owned.param);
     before = versions[owned.param];
     if (before == version) return {};
-    if (Status submitted = submit_master(buffer, arena, owned, version); !submitted) return submitted;
-    auto recorded = arenas.grads().stream().record();
+    auto stream = buffer.params().apart();
+    if (!stream) return stream.status();
+    if (Status submitted = submit_master(buffer, **stream, arena, owned, version); !submitted) return submitted;
+    auto recorded = buffer.params().record_apart();
     if (!recorded) return recorded.status();
     taken = *std::move(recorded);
     versions[owned.param] = version;

@@ -143,10 +143,11 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   Result<const UpdatePiece*> next();  // null: there is none any more. Valid until the next call
   Result<std::shared_ptr<Request>> finish(const Status& mine, StepReport* report, bool want_request);
 
+  // Masters follow what was written, and averages begin: a save reads them on the rank that writes them only, so all that have the same are
+  // to do this where it does.
+  Status settle_owned();
   // Puts the averages in the place of the parameters that it covers, or what was there before back. Collective over the world: all ranks
   // call it at the same moment between steps. A null request if none is wanted. In optimizer_average.cc, as all of averages.
-  // Those that have not begun: a save makes one begin on the rank that writes it, so it has to on all that have the same.
-  Status begin_averages();
   Result<std::shared_ptr<Request>> swap_average(void* caller, bool want_request);
   bool averages() const;
 
@@ -227,7 +228,7 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   Status check_together(Together optimizers) const;
   Status agree_together(Together optimizers, const Status& ready);
   Status check_whole(const char* call) const;
-  Status check_swap(const std::vector<uint64_t>& launched) const;
+  Status check_swap(const std::vector<Gradients::Launched>& launched) const;
   std::vector<size_t> covered() const;
   Status submit_first_averages();
   Status submit_average(uint32_t bucket);

@@ -31,21 +31,22 @@ void Optimizer::restart_average(size_t param) {
   impl_->average_begun[param] = false;
 }
 
-Status Optimizer::Impl::submit_first_average(const Arenas& arenas, size_t a, const Owned& owned) {
+Status Optimizer::Impl::submit_first_average(const Arenas& arenas, Stream& stream, size_t a, const Owned& owned) {
   if (average_begun[owned.param]) return {};
-  const Status submitted = arenas.backend().cast(arenas.grads().stream(), average_at(shards[a], owned), DType::f32,
+  const Status submitted = arenas.backend().cast(stream, average_at(shards[a], owned), DType::f32,
                                                  master_at(arenas.all()[a], shards[a], owned), DType::f32, owned.end - owned.begin);
   if (submitted.ok()) average_begun[owned.param] = true;
   return submitted;
 }
 
 Status Optimizer::Impl::begin_average(Buffer& buffer, size_t arena, const Owned& owned) {
-  Arenas& arenas = buffer.arenas();
   std::shared_ptr<Event> begun;
   {
     const auto lock = buffer.gradients().lock();
-    if (Status submitted = submit_first_average(arenas, arena, owned); !submitted) return submitted;
-    auto recorded = arenas.grads().stream().record();
+    auto stream = buffer.params().apart();
+    if (!stream) return stream.status();
+    if (Status submitted = submit_first_average(buffer.arenas(), **stream, arena, owned); !submitted) return submitted;
+    auto recorded = buffer.params().record_apart();
     if (!recorded) return recorded.status();
     begun = *std::move(recorded);
   }
@@ -57,7 +58,8 @@ Status Optimizer::submit_first_averages() {
   for (size_t a = 0; a < impl_->shards.size(); ++a) {
     for (const auto& bucket : impl_->shards[a].buckets) {
       for (const Impl::Owned& owned : bucket) {
-        if (Status submitted = impl_->submit_first_average(buffer_->arenas(), a, owned); !submitted) return submitted;
+        if (Status submitted = impl_->submit_first_average(buffer_->arenas(), buffer_->arenas().grads().stream(), a, owned); !submitted)
+          return submitted;
       }
     }
   }
@@ -91,15 +93,17 @@ Status Optimizer::submit_average(uint32_t number) {
       });
 }
 
-Status Optimizer::begin_averages() {
-  if (!impl_->averages()) return {};
+Status Optimizer::settle_owned() {
+  const bool has_masters = !impl_->config.no_master;
   for (const size_t param : covered()) {
+    if (auto fresh = has_masters ? state(param, kMasterState) : Result<Slice>(Slice{}); !fresh) return fresh.status();
+    if (!impl_->averages()) continue;
     if (auto begun = state(param, kAverageState); !begun) return begun.status();
   }
   return {};
 }
 
-Status Optimizer::check_swap(const std::vector<uint64_t>& launched) const {
+Status Optimizer::check_swap(const std::vector<Gradients::Launched>& launched) const {
   if (!impl_->averages()) return bad_state(kSwap, ": the optimizer keeps no average; mdp_optimizer_config.average_decay asks for one");
   if (Status loaded = buffer_->arenas().check_loaded(); !loaded) return loaded;
   if (Status whole = check_whole(kSwap); !whole) return whole;
@@ -135,7 +139,7 @@ Result<std::shared_ptr<Request>> Optimizer::swap_average(void* caller, bool want
   Params& params = buffer_->params();
   const std::vector<int>& members = buffer_->arenas().grid()->world()->group().members();
   // A swap follows the reductions that are under way, and must not wait for one that another rank has not come to.
-  const auto launched = exchange_as<uint64_t>(*context.world, members, kSwap, buffer_->gradients().launched_of_step());
+  const auto launched = exchange_as<Gradients::Launched>(*context.world, members, kSwap, buffer_->gradients().launched_of_step());
   if (!launched) return launched.status();
   if (Status agreed = agree(*context.world, members, {kSwap}, check_swap(*launched)); !agreed) return agreed;
   {

@@ -75,7 +75,7 @@ struct Optimizer::Impl {
   // What this rank owns of the parameter; nullptr if nothing, or it is another optimizer's.
   const Owned* owned(const Arenas& arenas, size_t param) const;
   // If the parameter's version is not `version`. The caller then takes that over.
-  Status submit_master(Buffer& buffer, size_t arena, const Owned& owned, uint64_t version) const;
+  Status submit_master(Buffer& buffer, Stream& stream, size_t arena, const Owned& owned, uint64_t version) const;
   // Before a master is shown: what is read is the parameter, and what is written stays.
   Status refresh_master(Buffer& buffer, size_t arena, const Owned& owned);
   float* master_at(const Arena& arena, const Shard& shard, const Owned& owned) const;  // null: it has none
@@ -83,7 +83,7 @@ struct Optimizer::Impl {
     return static_cast<std::byte*>(shard.states[which]->data()) + owned.place * size_of(states[which].type);
   }
   float* average_at(const Shard& shard, const Owned& owned) const { return static_cast<float*>(shard.average->data()) + owned.place; }
-  Status submit_first_average(const Arenas& arenas, size_t arena, const Owned& owned);
+  Status submit_first_average(const Arenas& arenas, Stream& stream, size_t arena, const Owned& owned);
   // Before an average is shown, likewise; its master has been refreshed.
   Status begin_average(Buffer& buffer, size_t arena, const Owned& owned);
   RandomSource source(const Owned& owned) const;

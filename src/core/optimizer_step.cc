@@ -63,11 +63,10 @@ Update Optimizer::Impl::update(const Arena& arena, const Shard& shard, const Own
 // A master follows its parameter if that was written from outside, or by another optimizer, since the last step: only where it does not
 // round to what was written, so that a write that leaves elements as they are loses none of their digits; and all of it where the
 // parameter was replaced as a whole, since masters of replicas are the same then, whatever they were.
-Status Optimizer::Impl::submit_master(Buffer& buffer, size_t a, const Owned& owned, uint64_t version) const {
+Status Optimizer::Impl::submit_master(Buffer& buffer, Stream& stream, size_t a, const Owned& owned, uint64_t version) const {
   const Arenas& arenas = buffer.arenas();
   const Arena& arena = arenas.all()[a];
   if (!has_master(*arena.plan) || versions[owned.param] == version) return {};
-  Stream& stream = arenas.grads().stream();
   float* const master = master_at(arena, shards[a], owned);
   const void* const param = arena.param_at(owned.begin);
   const DType type = arena.plan->param_type;
@@ -84,7 +83,8 @@ Status Optimizer::submit_refresh() {
   for (size_t a = 0; a < impl_->shards.size(); ++a) {
     for (const auto& bucket : impl_->shards[a].buckets) {
       for (const Impl::Owned& owned : bucket) {
-        if (Status submitted = impl_->submit_master(*buffer_, a, owned, now[owned.param]); !submitted) return submitted;
+        if (Status submitted = impl_->submit_master(*buffer_, buffer_->arenas().grads().stream(), a, owned, now[owned.param]); !submitted)
+          return submitted;
       }
     }
   }

@@ -71,19 +71,15 @@ Status Params::write(size_t param, const StridedArray& from, void* caller) {
   auto slot = whole("mdp_param_write", param, from.shape, caller);
   if (!slot) return slot.status();
   if (Status copied = arenas_->backend().copy(*slot, from, false, caller); !copied) return copied;
-  if (Status ordered = note_write(caller); !ordered) return ordered;
+  if (Status ordered = follow_write(caller); !ordered) return ordered;
   (void)count_change(param);  // of this one only: the masters of the others hold more than their parameters show
   return {};
 }
 
-Status Params::note_write(void* caller) {
-  Stream& stream = arenas_->grads().stream();
-  if (Status ordered = stream.wait_for_caller(caller); !ordered) return ordered;
-  const std::lock_guard lock(mutex_);
-  auto written = stream.record();
-  if (!written) return written.status();
-  written_ = *std::move(written);
-  return {};
+// Both channels follow it: no event of the one will do for the other, since it may come behind gradients under way.
+Status Params::follow_write(void* caller) {
+  if (Status ordered = arenas_->grads().stream().wait_for_caller(caller); !ordered) return ordered;
+  return arenas_->gathers().stream().wait_for_caller(caller);
 }
 
 Status Params::changed() {
@@ -107,8 +103,8 @@ Result<std::shared_ptr<Request>> Params::broadcast(int root, bool want_request) 
       if (root >= 0 && root < size) continue;
       return invalid("root is ", root, "; the ", expert ? "expert " : "", "data-parallel group has ranks 0 to ", size - 1);
     }
-    if (written_) {
-      if (Status ordered = stream.wait_for(written_); !ordered) return ordered;
+    if (updated_) {
+      if (Status ordered = stream.wait_for(updated_); !ordered) return ordered;
     }
     for (const Arena& arena : arenas_->all()) {
       Group& group = arena.comms.all_for_params->group();
@@ -136,9 +132,11 @@ void Params::count_broadcast() {
   const Plan& plan = arenas_->plan();
   for (const Arena& arena : arenas_->all()) {
     const bool is_anothers_too = arena.plan->shards < plan.grid.size(Grid::replica_axes(arena.plan->expert));
+    const bool is_cut = plan.grid.size(Grid::tp_axes(arena.plan->expert)) > 1;
     for (const Slot& slot : arena.plan->layout.slots) {
       const uint64_t version = ++versions_[slot.param];
-      if (is_anothers_too || plan.is_tied(slot.param)) replacements_[slot.param] = version;
+      const bool is_replica = is_cut && plan.params[slot.param].placement != Placement::sharded;
+      if (is_anothers_too || is_replica || plan.is_tied(slot.param)) replacements_[slot.param] = version;
     }
   }
 }
@@ -213,7 +211,7 @@ Status Params::settle() {
   std::vector<std::shared_ptr<Event>> ends;
   {
     const std::lock_guard lock(mutex_);
-    ends = {written_, passed_};
+    ends = {updated_, passed_};
     auto gathered = arenas_->gathers().stream().record();  // of a step in one pass, the updates too
     if (!gathered) return gathered.status();
     ends.push_back(*std::move(gathered));
@@ -262,7 +260,7 @@ Status Params::gather(std::span<const uint32_t> buckets, const std::shared_ptr<E
   const std::vector<BucketRef>& order = arenas_->plan().launch_order;
   const Arena& first = arenas_->arena_of(order[buckets.front()]);
   const std::lock_guard lock(mutex_);
-  written_ = updated;
+  updated_ = updated;
   std::vector<WindowOp> calls;
   for (size_t i = 0; i < buckets.size(); ++i) {
     const uint32_t bucket = buckets[i];
@@ -287,6 +285,22 @@ Status Params::gather(std::span<const uint32_t> buckets, const std::shared_ptr<E
 Result<std::shared_ptr<Event>> Params::record() {
   const std::lock_guard lock(mutex_);
   auto end = arenas_->last().stream().record();
+  if (end) passed_ = *end;
+  return end;
+}
+
+Result<Stream*> Params::apart() {
+  const std::lock_guard lock(mutex_);
+  Stream& stream = arenas_->gathers().stream();
+  if (updated_) {
+    if (Status ordered = stream.wait_for(updated_); !ordered) return ordered;
+  }
+  return &stream;
+}
+
+Result<std::shared_ptr<Event>> Params::record_apart() {
+  const std::lock_guard lock(mutex_);
+  auto end = arenas_->gathers().stream().record();
   if (end) passed_ = *end;
   return end;
 }

@@ -48,6 +48,10 @@ class Params {
                 std::span<const std::shared_ptr<const PieceUpdates>> updates = {});
   // An event at the end of what has been submitted here.
   Result<std::shared_ptr<Event>> record();
+  // For work on masters and averages that must not wait for gradients under way: the channel of gathers, after the last write; and the
+  // end of that work, which the next update follows.
+  Result<Stream*> apart();
+  Result<std::shared_ptr<Event>> record_apart();
   // Grows with every change of the parameter's values: an optimizer that has not made it has a stale master.
   uint64_t version(size_t param);
   StepChanges& step_changes() noexcept { return step_changes_; }
@@ -68,7 +72,7 @@ class Params {
   Result<StridedArray> whole(const char* call, size_t param, const std::vector<int64_t>& shape, void* caller);
   Result<std::vector<uint64_t>> digest_values(bool expert);
   size_t digested_param(bool expert, size_t position) const;
-  Status note_write(void* caller);
+  Status follow_write(void* caller);
   Status broadcast_ties();
   void count_broadcast();
 
@@ -77,7 +81,7 @@ class Params {
   std::vector<uint64_t> versions_;                  // by parameter, from 1
   std::vector<uint64_t> replacements_;              // of each parameter the version of the last one
   std::vector<std::shared_ptr<Transfer>> gathers_;  // of each bucket the last
-  std::shared_ptr<Event> written_;                  // the end of the last update, or write of the caller's, on the channel of gradients
+  std::shared_ptr<Event> updated_;                  // the end of the last update on the channel of gradients
   std::shared_ptr<Event> passed_;                   // the end of the last gather, or broadcast
   Traffic traffic_;
   std::vector<bool> swapped_;     // by parameter

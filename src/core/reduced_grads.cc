@@ -55,32 +55,42 @@ Status Gradients::check_between_steps(const char* call) {
   return phase_ == Phase::stepping ? bad_state(call, ": ", kIsStepping) : Status();
 }
 
-Status Gradients::check_none_has_come(const char* call) {
+Status Gradients::check_none_accumulated(const char* call) {
   const std::lock_guard lock(mutex_);
-  if (phase_ != Phase::open) return {};
+  if (phase_ != Phase::open || (is_last_ && microbatch_ <= 1)) return {};
   for (size_t param = 0; param < states_.size(); ++param) {
     const ParamState& state = states_[param];
-    if (state.arrivals == 0 && !state.has_gradient && !state.had_gradient && !state.lent) continue;
-    return bad_state(call, " comes in the middle of a step: ", param_label(param, arenas_->plan().params[param].name),
-                     " has a gradient; end the step first, or mdp_buffer_zero_grad throws away what earlier microbatches have given");
+    if (!state.has_gradient && !state.had_gradient) continue;
+    return bad_state(
+        call, " comes between the microbatches of a step: ", param_label(param, arenas_->plan().params[param].name),
+        " has a gradient, to which the next ones would be added; mdp_buffer_zero_grad throws it away, or the last microbatch and "
+        "mdp_grad_sync end the step");
   }
   return {};
 }
 
-uint64_t Gradients::launched_of_step() {
+Gradients::Launched Gradients::launched_of_step() {
   const std::lock_guard lock(mutex_);
-  return phase_ == Phase::open ? launched() : buckets_.size();
+  if (phase_ != Phase::open) return {kAllLaunched, kAllLaunched};
+  Launched launched{0, 0};
+  for (size_t number = 0; number < buckets_.size(); ++number) {
+    const bool expert = arenas_->plan().arenas[arenas_->plan().launch_order[number].arena].expert;
+    (expert ? launched.expert : launched.dense) += (buckets_[number].launched ? 1U : 0U) + (is_pooled() ? microbatch_ - 1 : 0U);
+  }
+  return launched;
 }
 
-Status Gradients::check_launched_alike(const char* call, const std::vector<uint64_t>& launched) const {
+Status Gradients::check_launched_alike(const char* call, const std::vector<Launched>& launched) const {
   const std::vector<int>& world = arenas_->grid()->world()->group().members();
   const auto mine = static_cast<size_t>(arenas_->grid()->rank());
+  const auto told = [](uint64_t count) { return count == kAllLaunched ? std::string("all") : text(count); };
   for (const Arena& arena : arenas_->all()) {
+    const auto of = [&](size_t rank) { return arena.plan->expert ? launched[rank].expert : launched[rank].dense; };
     for (const int member : arena.comms.all->group().members()) {
       const auto other = static_cast<size_t>(std::find(world.begin(), world.end(), member) - world.begin());
-      if (launched[other] == launched[mine]) continue;
-      return bad_state(call, " comes in the middle of backward: ", launched[mine], " of ", buckets_.size(),
-                       " buckets of gradients are being reduced here, and ", launched[other], " on rank ", member,
+      if (of(other) == of(mine)) continue;
+      return bad_state(call, " comes in the middle of backward: ", told(of(mine)),
+                       " of the step's buckets of gradients are being reduced here, and ", told(of(other)), " on rank ", member,
                        "; a rank that has no gradients for the others says so at mdp_grad_sync, which is to come first");
     }
   }

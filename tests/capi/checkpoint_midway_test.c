@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Saves, loads, broadcasts and swaps that come in the middle of things: in a step to which not all ranks have a gradient, into optimizers
  * that have trained, shared out otherwise or of another rule, with arrays that are not alike on all ranks. */
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,6 +13,7 @@ enum {
 static const int64_t long_one = LENGTH, short_one = 1;
 
 static char path[600];
+static pthread_barrier_t stages_barrier;
 
 /* Its name keeps what the tests of one program save apart. */
 static const char* directory_of(const char* name, int number) {
@@ -111,16 +113,20 @@ static void before_the_sync(const mdp_unique_id* id, int32_t rank, int32_t n, vo
   add_optimizer(&m, &rule);
   char directory[600];
   snprintf(directory, sizeof directory, "%s/midway%d", folder, (int)config.sharding);
-  for (size_t p = 2; p-- > 0;) put(&m, p, -2);
+  if (rank == 0) put(&m, 1, -4);
+  put(&m, 0, -4);
+  OK(with_parts(&m, save, directory, NULL, 0)); /* masters and averages begin here */
+  for (size_t p = 0; p < 2; ++p) write_param(&m, p, 1);
+  OK(with_parts(&m, save, directory, NULL, 0)); /* and follow */
   step_and_wait(m.optimizers[0]);
-  OK(with_parts(&m, save, directory, NULL, 0));
+  for (size_t p = 0; p < 2; ++p) write_param(&m, p, 1);
   if (rank == 0) put(&m, 1, -4);
   put(&m, 0, -4);
   OK(with_parts(&m, save, directory, NULL, 0));
   OK(mdp_buffer_broadcast(m.buffer, 0, NULL));
   OK(mdp_buffer_verify(m.buffer));
   FAILS(MDP_E_STATE, "mdp_optimizer_swap_average comes in the middle of backward", mdp_optimizer_swap_average(m.optimizers[0], NULL, NULL));
-  FAILS(MDP_E_STATE, "mdp_checkpoint_load comes in the middle of a step", with_parts(&m, mdp_checkpoint_load, directory, NULL, 0));
+  FAILS(MDP_E_STATE, "mdp_checkpoint_load comes in the middle of backward", with_parts(&m, mdp_checkpoint_load, directory, NULL, 0));
   step_and_wait(m.optimizers[0]);
   CHECK(first_of(&m, 0) == 1 + 2 && first_of(&m, 1) == 1 + 1);
   /* Where all have the same, a swap may come there. */
@@ -136,7 +142,8 @@ static void before_the_sync(const mdp_unique_id* id, int32_t rank, int32_t n, vo
     OK(mdp_microbatch_begin(m.buffer, 0));
     if (rank == 0) put(&m, 0, 1000);
     OK(mdp_microbatch_begin(m.buffer, 0));
-    FAILS(MDP_E_STATE, "parameter 0 'a' has a gradient", with_parts(&m, mdp_checkpoint_load, directory, NULL, 0));
+    FAILS(MDP_E_STATE, "comes between the microbatches of a step: parameter 0 'a' has a gradient",
+          with_parts(&m, mdp_checkpoint_load, directory, NULL, 0));
     OK(mdp_buffer_zero_grad(m.buffer, NULL));
     OK(with_parts(&m, mdp_checkpoint_load, directory, NULL, 0));
   }
@@ -149,7 +156,38 @@ static void not_all_ranks_have_a_gradient(void** state) {
   for (int i = 0; i < 3; ++i) run_ranks(2, before_the_sync, &shardings[i]);
 }
 
-/* ── Averages ── */
+/* ── Averages and masters ── */
+
+/* What is written and written back in between is a write on all ranks, or on none, also where one rank alone writes the piece. */
+static void save_between_writes(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  (void)argument;
+  static const char* const names[] = {"single"};
+  SIZED(mdp_buffer_config, config);
+  config.sharding = MDP_SHARDING_ZERO_0;
+  model m = model_of(comm_open(id, rank, n, UINT64_C(20000000000)), 1, names, 1, &config);
+  SIZED(mdp_optimizer_config, rule);
+  rule.rule = MDP_RULE_SGD;
+  rule.lr = 1.0 / 4096;
+  add_optimizer(&m, &rule);
+  write_param(&m, 0, 1);
+  put(&m, 0, 1);
+  step_and_wait(m.optimizers[0]);
+  char directory[600];
+  snprintf(directory, sizeof directory, "%s/between", folder);
+  const float small = first_of(&m, 0);
+  write_param(&m, 0, 2);
+  OK(with_parts(&m, save, directory, NULL, 0));
+  write_param(&m, 0, small);
+  SIZED(mdp_tensor, master);
+  OK(mdp_optimizer_state(m.optimizers[0], 0, "master", &master));
+  CHECK(*(const float*)master.data == small);
+  model_close(&m);
+}
+
+static void masters_of_replicas_stay_the_same(void** state) {
+  (void)state;
+  run_ranks(2, save_between_writes, NULL);
+}
 
 /* The rank that writes a piece begins the average with it; so does every other that has the same. */
 static void save_write_swap(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
@@ -199,7 +237,14 @@ static void save_different_arrays(const mdp_unique_id* id, int32_t rank, int32_t
   stats[5] += (float)rank;
   FAILS(MDP_E_DESYNC, "mdp_checkpoint_save: tensor 'stats' differs between ranks 0 and 1", save(&config));
   stats[5] = 7;
-  OK(save(&config));
+  const mdp_checkpoint_tensor turned_round[2] = {tensors[1], tensors[0]};
+  mdp_checkpoint_config in_order = config; /* of the list: another one on each rank */
+  if (rank == 1) in_order.tensors = turned_round;
+  OK(save(&in_order));
+  mdp_checkpoint_tensor others[2] = {tensors[0], tensors[1]};
+  if (rank == 2) others[0].name = "unfixed";
+  in_order.tensors = others;
+  FAILS(MDP_E_DESYNC, "which are to have the same tensors, give other ones", save(&in_order));
   stats[5] = 0;
   OK(mdp_checkpoint_load(&config));
   CHECK(stats[5] == 7);
@@ -237,6 +282,78 @@ static void what_a_checkpoint_lacks_stays(void** state) {
       CHECK(kept > 0.3F && ((const float*)before.data)[3] == kept);
     }
     model_close(&m);
+  }
+}
+
+/* On one stage, of which the other must know: what is saved next could not be loaded otherwise. */
+static void load_and_save_by_stages(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  (void)argument;
+  static const char* const names[2][2] = {{"a", NULL}, {"apart", "another"}};
+  char directory[600];
+  snprintf(directory, sizeof directory, "%s/stages", folder);
+  for (int life = 0; life < 2; ++life) {
+    const size_t count = life == 1 && rank == 1 ? 2 : 1;
+    static mdp_unique_id second;
+    if (rank == 0 && life == 1) OK(mdp_unique_id_create(&second));
+    pthread_barrier_wait(&stages_barrier);
+    model m = model_of(comm_open(life == 0 ? id : &second, rank, n, UINT64_C(20000000000)), n, names[rank], count, NULL);
+    SIZED(mdp_optimizer_config, rule);
+    add_optimizer(&m, &rule);
+    for (int step = 0; step < (life == 0 ? 2 : 5); ++step) {
+      for (size_t p = count; p-- > 0;) put(&m, p, 1);
+      step_and_wait(m.optimizers[0]);
+    }
+    if (life == 1) OK(with_parts(&m, mdp_checkpoint_load, directory, "another", 0));
+    OK(with_parts(&m, save, directory, NULL, 0));
+    if (life == 1) OK(with_parts(&m, mdp_checkpoint_load, directory, NULL, 0));
+    for (size_t p = count; p-- > 0;) put(&m, p, 1);
+    SIZED(mdp_step_report, report);
+    OK(mdp_optimizer_step(m.optimizers[0], NULL, &report, NULL));
+    CHECK(report.step == (life == 0 ? 3 : 6));
+    model_close(&m);
+  }
+}
+
+static void what_one_stage_lacks(void** state) {
+  (void)state;
+  pthread_barrier_init(&stages_barrier, NULL, 2);
+  run_ranks(2, load_and_save_by_stages, NULL);
+  pthread_barrier_destroy(&stages_barrier);
+}
+
+/* Two buffers, whose optimizers differ in their values only. */
+static void two_models(void** state) {
+  (void)state;
+  static const char* const names[2][1] = {{"a"}, {"z"}};
+  for (int life = 0; life < 2; ++life) {
+    mdp_checkpoint_part parts[2];
+    model m[2];
+    for (int k = 0; k < 2; ++k) {
+      m[k] = model_of(k == 0 ? comm_open(NULL, 0, 1, 0) : m[0].comm, 1, names[k], 1, NULL);
+      const mdp_optimizer_config rule = {.struct_size = sizeof rule, .lr = life == 1 ? 0.5 : k == 0 ? 0.125 : 0.25};
+      add_optimizer(&m[k], &rule);
+      const mdp_scaler scaler = {.struct_size = sizeof scaler, .scale = life == 1 ? 65536 : k == 0 ? 1024 : 2048};
+      OK(mdp_optimizer_set_scaler(m[k].optimizers[0], &scaler));
+      parts[k] = (mdp_checkpoint_part){.struct_size = sizeof *parts, .buffer = m[k].buffer, .optimizer = m[k].optimizers[0]};
+    }
+    const mdp_checkpoint_config config = {.struct_size = sizeof config,
+                                          .directory = directory_of("two", 0),
+                                          .parts = parts,
+                                          .part_count = 2,
+                                          .flags = life == 1 ? MDP_CHECKPOINT_LOAD_HYPER : 0};
+    OK((life == 0 ? save : mdp_checkpoint_load)(&config));
+    for (int k = 0; k < 2 && life == 1; ++k) {
+      char json[2000];
+      OK(mdp_optimizer_info(m[k].optimizers[0], json, sizeof json, NULL));
+      CHECK(strstr(json, k == 0 ? "\"lr\":0.125," : "\"lr\":0.25,") != NULL);
+      SIZED(mdp_scaler, scaler);
+      OK(mdp_optimizer_scaler(m[k].optimizers[0], &scaler));
+      CHECK(scaler.scale == (k == 0 ? 1024 : 2048));
+    }
+    mdp_optimizer_destroy(m[1].optimizers[0]);
+    mdp_buffer_destroy(m[1].buffer);
+    mdp_grid_destroy(m[1].grid);
+    model_close(&m[0]);
   }
 }
 
@@ -320,9 +437,15 @@ static void the_loss_scale_is_all_stages(void** state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {
-      TEST(not_all_ranks_have_a_gradient), TEST(a_save_begins_averages_on_all_ranks), TEST(arrays_that_differ_between_ranks_are_not_saved),
-      TEST(what_a_checkpoint_lacks_stays), TEST(another_rules_state_is_refused),      TEST(the_norm_comes_with_the_values),
-      TEST(the_loss_scale_is_all_stages)};
+  const struct CMUnitTest tests[] = {TEST(not_all_ranks_have_a_gradient),
+                                     TEST(a_save_begins_averages_on_all_ranks),
+                                     TEST(masters_of_replicas_stay_the_same),
+                                     TEST(arrays_that_differ_between_ranks_are_not_saved),
+                                     TEST(what_a_checkpoint_lacks_stays),
+                                     TEST(what_one_stage_lacks),
+                                     TEST(two_models),
+                                     TEST(another_rules_state_is_refused),
+                                     TEST(the_norm_comes_with_the_values),
+                                     TEST(the_loss_scale_is_all_stages)};
   return cmocka_run_group_tests(tests, open_folder, close_folder);
 }
