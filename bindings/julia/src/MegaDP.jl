@@ -7,7 +7,7 @@ Ranks are counted from 0, as everywhere in message passing; parameters, buckets,
 """
 module MegaDP
 
-using LinearAlgebra: Adjoint, Transpose
+using LinearAlgebra: Adjoint, Diagonal, Hermitian, Symmetric, Transpose, diag
 
 include("raw.jl")
 include("errors.jl")

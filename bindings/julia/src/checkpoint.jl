@@ -24,12 +24,13 @@ Saves a checkpoint in `directory`, under the next free number; it is there as a 
 `Buffer`; `Buffer`s, whose parameters are saved without an optimizer's state if their `Optimizer` is not there too; and `DataParallel`s. Several
 `Optimizer`s of one `Buffer` have different parameter groups.
 `tensors` has arrays of the caller's (frozen parameters, say) by name, each an array or a [`CheckpointTensor`](@ref); `row_major` is theirs,
-as of [`Buffer`](@ref). `shared_data` is any bytes or text, rank 0's counts, `rank_data` that of this rank; [`checkpoint_data`](@ref) gives
+as of [`Buffer`](@ref). All ranks give the same values, or all are refused: what each rank has of its own, such as running means, is given to all by
+[`bcast!`](@ref) first, or is a rank's `rank_data`. `shared_data` is any bytes or text, rank 0's counts, `rank_data` that of this rank; [`checkpoint_data`](@ref) gives
 them back. So many of the newest checkpoints stay as `keep` says (0: all).
 
 To be called between steps. Collective over the world of the parts; blocking: it waits for files longer than the timeout. Throws
-`MegaDPError` on all ranks, and older checkpoints stay: `:INVALID` (names that differ or come twice), `:DESYNC`, `:STATE`, `:SYSTEM` (names
-the file), and those of a lost communicator.
+`MegaDPError` on all ranks, and older checkpoints stay: `:INVALID` (names that differ or come twice), `:DESYNC` (names a tensor of
+`tensors` that differs, and two ranks), `:STATE`, `:SYSTEM` (names the file), and those of a lost communicator.
 
 With `async` it returns a [`Request`](@ref) when all is copied, and the copy is written while training goes on. One is written at a time:
 the next save or load waits for it. If a part is closed before the request has ended there is no checkpoint (`:ABORTED`); a failure whose

@@ -9,12 +9,17 @@ Takes over the parameters of a model: all floating-point arrays (Float32, Float1
 `ps`, and with Functors.jl loaded of structs, such as Flux's layers; with Optimisers.jl loaded only what is `trainable`. Rank 0's values
 are given to all ranks. `dp.model` is the same model with arrays that are memory of the library; use it from here on. `deepcopy(dp.model)` is a
 copy in ordinary arrays, to evaluate, say. An array that stands at several places, also as its `transpose` or `adjoint`, stays one parameter, and
-the same array where it is not trained; other arrays that share memory are refused.
+the same array where it is not trained; other arrays that share memory are refused. What a function has captured is seen as Functors.jl sees it
+(0.5 does). Of a `Diagonal` the diagonal is the parameter. Other matrices whose entries are not all numbers of their own (triangular, symmetric,
+sparse, …) are refused: make the array of their numbers the parameter, and wrap it where it is used, as in `UpperTriangular(w) * x`.
 
     for batch in data
         grads = gradient(model -> loss(model, batch), dp.model)[1]
         step!(dp, grads)
     end
+
+What is written into arrays of `dp.model` between steps, the same on all ranks, is kept by the next step: it calls [`changed!`](@ref) where parameters are of
+Float16 or BFloat16.
 
 Keywords are those of [`Optimizer`](@ref) and [`Buffer`](@ref). With `async = true`, `step!` returns while new parameters are still gathered;
 layers wrapped by [`overlap`](@ref) wait for their own, anything else calls `wait(dp)` before it reads parameters. `use_order`, what
@@ -23,7 +28,7 @@ parameter's group, from 1, by its name (`layers.1.bias`): with `first_param_grou
 optimizers, `Optimizer(dp.buffer; …)`.
 
 Collective over the world; blocking, for at most the timeout. Throws `MegaDPError` as `Buffer` and `Optimizer`, and `:INVALID` for a
-parameter of another type, and for parameters that share memory, naming them.
+parameter of another type, for parameters that share memory, and without Functors.jl for a function that has arrays in it, naming them.
 """
 mutable struct DataParallel{M}
     model::M
@@ -37,16 +42,18 @@ mutable struct DataParallel{M}
     lock::ReentrantLock
     async::Bool
     gathering::Union{Request,Nothing}     # the last step's, where its parameters may be still on their way
+    rounded::Bool                         # of some parameters the optimizer has masters with more digits
+    held::Union{Some,Nothing}             # the tree whose gradients the library has, where another thread's call kept the step from being taken
 end
 
-const OPTIMIZER_KEYWORDS = (:rule, :lr, :betas, :eps, :momentum, :weight_decay, :max_grad_norm, :max_grad_value, :norm, :param_groups,
-                            :first_param_group, :state)
+"Whether a keyword is the optimizer's; the others are the buffer's. Its constructor says so, and no list that could fall behind."
+is_optimizers(keyword) = keyword == :rule || hasmethod(create_optimizer, Tuple{Buffer,UInt32}, (keyword,))
 
 function DataParallel(over::Union{Comm,Grid}, model; async = false, use_order = nothing, param_group = name -> 1, keywords...)
     arrays, places = collect_parameters(model)
     isempty(arrays) && throw(invalid("the model, a $(nameof(typeof(model))), has no parameters that can be seen" *
                                      (struct_parts[] === struct_parts_of_none ? "; structs can be with Functors.jl loaded" : "")))
-    pick(chosen) = (; (key => value for (key, value) in keywords if (key in OPTIMIZER_KEYWORDS) == chosen)...)
+    pick(chosen) = (; (key => value for (key, value) in keywords if is_optimizers(key) == chosen)...)
     orders = something(use_order, zeros(Int, length(arrays)))
     length(orders) == length(arrays) || throw(invalid("use_order has $(length(orders)) entries; the model has $(length(arrays)) parameters"))
     names = [name_of(first(path)) for path in places]
@@ -65,7 +72,8 @@ function DataParallel(over::Union{Comm,Grid}, model; async = false, use_order = 
         number(leaf, path) = get(numbers, path, isbits(leaf) ? 0 : get(tied, leaf, 0))
         own = map_leaves((leaf, path, _) -> (i = number(leaf, path); i > 0 ? views[i] : leaf), model)
         dp = DataParallel(own, buffer, optimizer, views, places, zeros(Int, length(arrays)), zeros(Int, length(arrays)),
-                          Any[nothing for _ in arrays], ReentrantLock(), async, nothing)
+                          Any[nothing for _ in arrays], ReentrantLock(), async, nothing,
+                          any(array -> has_master(eltype(array), get(keywords, :no_master, false)), arrays), nothing)
         remember(dp)
         return dp
     catch
@@ -78,8 +86,12 @@ end
 function collect_parameters(model)
     numbers, arrays, places = IdDict{Any,Int}(), AbstractArray[], Vector{Any}[]
     map_leaves(model) do leaf, path, trained
-        trained && without_dicts(leaf, path, AbstractArray{<:Number}) isa AbstractArray{<:Number} && !(eltype(leaf) <: Integer) || return leaf
+        trained && seen_through(leaf, path, AbstractArray{<:Number}) isa AbstractArray{<:Number} && !(eltype(leaf) <: Integer) || return leaf
         eltype(leaf) == Float64 && throw(invalid("parameter '$(name_of(path))' is of Float64; the library trains Float32, Float16 and BFloat16"))
+        all_its_own(leaf) ||
+            throw(invalid("parameter '$(name_of(path))' is of type $(nameof(typeof(leaf))), in whose place the model would have an ordinary array, " *
+                          "all of it trained. Make the array of its numbers the parameter, and wrap it where it is used, as in " *
+                          "UpperTriangular(w) * x; or leave it out of what is `trainable`, with Optimisers.jl loaded"))
         if isbits(leaf) || !haskey(numbers, leaf)  # what has no identity is tied to nothing
             push!(arrays, leaf)
             push!(places, [])
@@ -90,6 +102,18 @@ function collect_parameters(model)
     refuse_shared(arrays, map(paths -> name_of(first(paths)), places))
     return arrays, places
 end
+
+"""
+Whether an array's entries are numbers of their own, so that an ordinary array can stand in its place. Of what lies in the memory of another array as it lies
+there, that one says so; arrays of other packages (SArray) where they are nothing but their entries.
+"""
+all_its_own(::Union{DenseArray,AbstractRange}) = true
+all_its_own(x::Union{Wrapper,Base.ReinterpretArray}) = all_its_own(parent(x))
+all_its_own(x::AbstractArray) =
+    parent(x) === x && all(isbitstype, fieldtypes(typeof(x))) && sizeof(typeof(x)) == length(x) * sizeof(eltype(x))
+
+"Whether the optimizer has masters of parameters of a type, which hold more digits: `no_master` is of bf16 ones."
+has_master(type, no_master) = type == Float16 || type != Float32 && !no_master
 
 """
     close(dp)
@@ -132,6 +156,7 @@ function begin_anew(dp)
     fill!(dp.expected, 0)
     fill!(dp.arrived, 0)
     fill!(dp.handed, nothing)
+    dp.held = nothing
     return nothing
 end
 
@@ -172,19 +197,28 @@ pieces. Returns what [`step!`](@ref) of the optimizer does; with `async = true` 
 Collective over the world; waits in slices of 50 ms. Throws `MegaDPError`: `:STATE` (a parameter without a gradient: names it and the rank, on
 all ranks), `:INVALID` (as `put!`), `:NUMERIC`, and those of a lost communicator. After `:STATE` and `:NUMERIC` nothing
 has changed, and the next step can begin; after `:INVALID` too where no wrapped layer has handed over a gradient, otherwise when all ranks have called
-`sync!(dp.buffer)` and `microbatch!(dp; last = true)`.
+`sync!(dp.buffer)` and `microbatch!(dp; last = true)`. Where another thread's call is under way (`:STATE`, "is in use by") the gradients stay:
+`step!(dp)`, or the same call, goes on.
 """
 step!(dp::DataParallel, grads = nothing; keywords...) = step_model!(nothing, dp, grads; keywords...)
 step!(f::Function, dp::DataParallel, grads = nothing; keywords...) = step_model!(f, dp, grads; keywords...)
 
 function step_model!(f, dp, grads; others = (), keywords...)
     try
-        put!(dp, grads)
+        # The same tree is not handed over twice.
+        dp.held === nothing || !(grads === nothing || grads === something(dp.held)) ? put!(dp, grads) : nothing
+        # Masters follow what was written into parameters in place, as Float32 parameters do, which are their own.
+        dp.rounded && changed!(dp.buffer)
         answer = step_listed(f, Optimizer[dp.optimizer, others...]; async = dp.async, keywords...)
         dp.gathering = dp.async ? answer[2] : nothing
         begin_anew(dp)
         return dp.async ? answer[1] : answer
     catch problem
+        # Another thread's call is in the way, on this rank alone: the gradients are there for the next try.
+        if problem isa MegaDPError && problem.kind == :STATE && occursin(" is in use by ", problem.text)
+            grads === nothing && dp.held !== nothing || (dp.held = Some(grads))
+            rethrow()
+        end
         begin_anew(dp)
         # Not where the ranks are lost to each other: then this fails as well, and the first failure is the one to see.
         problem isa MegaDPError && problem.kind in (:STATE, :NUMERIC, :INVALID) && Raw.mdp_microbatch_begin(dp.buffer, 1)

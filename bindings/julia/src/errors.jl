@@ -33,6 +33,16 @@ end
 failure(status, text; param = nothing) = MegaDPError(status, kind_of(status), nothing, nothing, param, 0, text)
 invalid(text; param = nothing) = failure(Raw.MDP_E_INVALID, text; param = param)
 
+"""
+A sentence of the library in words of Julia's: the library counts parameters, and elements of one, from 0, and has C's names for settings and operations.
+"""
+function in_julias_words(text)
+    rules = (r"(?<=\bparameter )\d+(?= ')|(?<=\belement )\d+(?= of parameter )" => found -> parse(Int, found) + 1,
+             r"\bmdp_(?:comm|buffer|optimizer|grid)_config\.(?=\w)" => "", "MDP_OP_AVG" => "avg", "MDP_OP_SUM" => "+", "MDP_OP_MAX" => "max",
+             "MDP_OP_MIN" => "min")
+    return foldl(replace, rules; init = text)
+end
+
 known(number, base) = number < 0 ? nothing : Int(number) + base
 
 "A struct that the library fills, as a pointer: uninitialised apart from its size."
@@ -48,7 +58,7 @@ function error_of(info::Ref{Raw.mdp_error_info})
         unsafe_string(start + fieldoffset(Raw.mdp_error_info, fieldcount(Raw.mdp_error_info)))
     end
     i = info[]
-    return MegaDPError(i.status, kind_of(i.status), known(i.rank, 0), known(i.bucket, 1), known(i.param, 1), i.operation, text)
+    return MegaDPError(i.status, kind_of(i.status), known(i.rank, 0), known(i.bucket, 1), known(i.param, 1), i.operation, in_julias_words(text))
 end
 
 """

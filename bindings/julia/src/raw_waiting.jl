@@ -11,7 +11,8 @@ const held_back = Ref(false)
 function interrupted(_)
     state = ccall(:jl_gc_unsafe_enter, Int8, ())
     answer = try
-        Base.reenable_sigint(() -> held_back[] ? Base.reenable_sigint(() -> Int32(0)) : Int32(0))
+        # What is said of the main thread's call is nothing to another thread's, which holds back once.
+        Base.reenable_sigint(() -> held_back[] && Threads.threadid() == 1 ? Base.reenable_sigint(() -> Int32(0)) : Int32(0))
     catch problem
         interruption[] = problem
         Int32(1)

@@ -5,13 +5,13 @@
     synchronize!!(comm, tree; root = 0) -> tree
 
 Gives all ranks what rank `root` has: arrays in place, numbers and ranges (and other arrays that cannot be written) in the tree that is returned;
-tuples, named tuples, arrays of these, and with Functors.jl structs. What is neither an array nor a number is left as it is. Collective over
-`comm`, with trees of one shape; waits in slices of 50 ms. Throws as [`bcast!`](@ref); `:INVALID` for a Dict that has arrays or numbers, and for
-numbers that are not of a fixed size (BigInt, BigFloat), naming the place, and for a tree of structs in which nothing can be seen.
+tuples, named tuples, arrays of these, and with Functors.jl structs and what functions have captured. What is neither an array nor a number is left as it is. Collective over
+`comm`, with trees of one shape; waits in slices of 50 ms. Throws as [`bcast!`](@ref); `:INVALID` for a Dict that has arrays or numbers, without
+Functors.jl for a function that has arrays, and for numbers that are not of a fixed size (BigInt, BigFloat), naming the place, and for a tree of structs in which nothing can be seen.
 """
 function synchronize!!(comm::Comm, tree; root = 0)
     refuse_unseen(tree, holds(leaf -> leaf isa Reduced, tree))
-    return map_leaves((leaf, path, _) -> synchronize_leaf(comm, without_dicts(leaf, path), path, root), tree)
+    return map_leaves((leaf, path, _) -> synchronize_leaf(comm, seen_through(leaf, path), path, root), tree)
 end
 
 synchronize_leaf(_, leaf, _, _) = leaf
@@ -23,6 +23,12 @@ function synchronize_leaf(comm, leaf::Reduced, path, root)
     isdense(leaf) && haskey(DTYPES, eltype(leaf)) && return bcast!(comm, leaf; root = root)
     return copyto!(leaf, reshape(from_bytes(eltype(leaf), bcast!(comm, to_bytes(leaf); root = root)), size(leaf)))
 end
+
+# Half of such a matrix cannot be written. All of the array behind it is given: ranks have the same half.
+synchronize_leaf(comm, leaf::Union{Symmetric{<:Number},Hermitian{<:Number}}, path, root) =
+    rewrapped(leaf, synchronize_leaf(comm, parent(leaf), path, root))
+rewrapped(leaf::Symmetric, inside) = inside === parent(leaf) ? leaf : Symmetric(inside, Symbol(leaf.uplo))
+rewrapped(leaf::Hermitian, inside) = inside === parent(leaf) ? leaf : Hermitian(inside, Symbol(leaf.uplo))
 
 "Of what is only bits, a number or a range, rank `root`'s."
 function synchronize_bits(comm, value::T, root) where {T}
@@ -53,7 +59,7 @@ arrays or numbers, and for a type of numbers that cannot be reduced (integers by
 function allreduce!(comm::Comm, tree, op = avg)
     leaves, places, known = Any[], Int[], IdDict{Any,Int}()
     map_leaves(tree) do leaf, path, _
-        without_dicts(leaf, path) isa Reduced || return leaf
+        seen_through(leaf, path) isa Reduced || return leaf
         haskey(DTYPES, eltype(leaf)) || throw(unfit(leaf, path, "allreduce! takes Float32, Float16, BFloat16, Float64, Int64 and UInt8"))
         op === avg && eltype(leaf) <: Integer && throw(unfit(leaf, path, "op is avg, which is not for integers; +, max and min are"))
         # What has no identity may be equal on one rank only.

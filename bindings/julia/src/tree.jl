@@ -13,10 +13,21 @@ parts(::AbstractArray{<:Number}) = nothing
 # Of a transposed matrix the matrix: what stands elsewhere too is then the same array, and stays it.
 parts(x::Transpose{<:Number,<:AbstractMatrix}) = ((parent = parent(x),), children -> transpose(children.parent))
 parts(x::Adjoint{<:Number,<:AbstractMatrix}) = ((parent = parent(x),), children -> adjoint(children.parent))
-const Turned = Union{Transpose{<:Number,<:AbstractMatrix},Adjoint{<:Number,<:AbstractMatrix}}
-parts(x::AbstractArray) = (Tuple(x), children -> reshape(collect(Any, children), size(x)))
-parts(::Union{Number,AbstractString,Symbol,Function,Nothing,Type}) = nothing
+# Of a diagonal one the diagonal: the rest is no numbers of its own.
+parts(x::Diagonal{<:Number}) = ((diag = x.diag,), children -> Diagonal(children.diag))
+"Arrays that are nodes. No other package says so, or which of their children are trained, and an array may be the gradient of one."
+const Wrapped = Union{Transpose{<:Number,<:AbstractMatrix},Adjoint{<:Number,<:AbstractMatrix},Diagonal{<:Number}}
+parts(x::AbstractArray) = (Tuple(x), children -> array_of_kind(x, children))
+parts(::Union{Number,AbstractString,Symbol,Nothing,Type}) = nothing
+# What a function has captured; a variable that it assigns to is in a Box. Functions in boxes may be in their own, without end.
+parts(x::Function) = fieldcount(typeof(x)) == 0 ? nothing : struct_parts[](x)
+parts(x::Core.Box) = isdefined(x, :contents) && !(x.contents isa Function) ? ((contents = x.contents,), children -> Core.Box(children.contents)) : nothing
 parts(x) = struct_parts[](x)
+
+"An array of the same element type where that can be: a struct's field may be of no other."
+array_of_kind(x, children) =
+    all(child -> child isa eltype(x), children) ? copyto!(Array{eltype(x)}(undef, size(x)), children) :
+    map(identity, reshape(collect(Any, children), size(x)))
 
 referring(::Type{T}, x) where {T} = x isa T ? Ref{T}(x) : Ref(x)
 
@@ -30,7 +41,7 @@ function map_leaves(f, x, path = (), trained = true)
     found = parts(x)
     found === nothing && return f(x, path, trained)
     children, rebuild = found
-    chosen = keys(x isa Turned ? children : trained_parts[](x, children))
+    chosen = keys(x isa Wrapped ? children : trained_parts[](x, children))
     mapped = map(key -> map_leaves(f, children[key], (path..., key), trained && key in chosen), keys(children))
     # A node in which nothing has changed stays the same object: it may be mutable, such as a dropout layer's generator.
     all(((key, new),) -> new === children[key], zip(keys(children), mapped)) && return x
@@ -39,11 +50,21 @@ end
 
 const Reduced = Union{Number,AbstractArray{<:Number}}
 
-"The leaf, if it is no Dict with such things in it: they have no order that all ranks share, and would be passed over."
-function without_dicts(leaf, path, things = Reduced)
+"""
+The leaf, if it is none that would be passed over: a Dict with such things in it, which have no order that all ranks share, or a function with arrays
+in it while nothing tells what functions have.
+"""
+function seen_through(leaf, path, things = Reduced)
+    leaf isa Function && struct_parts[] === struct_parts_of_none && any(child -> holds(isarray_of(things), child), captured(leaf)) &&
+        throw(invalid("$(leaf_at(path)) is a function that has arrays in it, which cannot be seen; they can be with Functors.jl loaded, of version 0.5 or newer"))
     leaf isa AbstractDict && any(child -> holds(x -> x isa things, child), values(leaf)) || return leaf
     throw(invalid("$(leaf_at(path)) is a $(nameof(typeof(leaf))) with $(things == Reduced ? "arrays or numbers" : "arrays"); it must be a NamedTuple or a Tuple"))
 end
+
+# Whole numbers are no parameters, but are synchronized.
+isarray_of(things) = x -> x isa AbstractArray{<:Number} && (things == Reduced || !(eltype(x) <: Integer)) ||
+                          x isa Function && any(child -> holds(isarray_of(things), child), captured(x))
+captured(f) = Any[getfield(f, i) for i in 1:fieldcount(typeof(f)) if isdefined(f, i)]
 
 "Refuses a tree in which no array and no number was seen, but structs were, which would be passed over."
 function refuse_unseen(tree, seen)
@@ -55,8 +76,9 @@ has_fields(leaf) = !(leaf isa Union{Number,AbstractArray,AbstractString,Symbol,F
 "What stands at one name or number of a gradient, `nothing` where it has nothing there. Extensions add types of their own."
 child(tree::NamedTuple, key) = key isa Symbol && haskey(tree, key) ? tree[key] : nothing
 child(tree::Union{Tuple,AbstractArray}, key) = key isa Integer && checkbounds_of(tree, key) ? tree[key] : nothing
-# A gradient of a transposed matrix is an array of that shape, or has a `parent`.
-child(tree::AbstractMatrix{<:Number}, key::Symbol) = key == :parent ? transpose(tree) : nothing
+# A gradient of a transposed matrix is an array of that shape, or has a `parent`; of a diagonal one an array too, or has a `diag`.
+child(tree::AbstractMatrix{<:Number}, key::Symbol) = key == :parent ? transpose(tree) : key == :diag ? diag(tree) : nothing
+child(tree::Diagonal{<:Number}, key::Symbol) = key == :parent ? transpose(tree) : key == :diag ? tree.diag : nothing
 child(tree::AbstractDict, key) = get(tree, key, nothing)
 child(::Nothing, _) = nothing
 child(tree, key) = key isa Symbol && hasproperty(tree, key) ? getproperty(tree, key) : nothing
@@ -88,7 +110,7 @@ function compare(isparameter, x, gradient, path = ())
     gradient = plain(gradient)
     absent(gradient) && return nothing
     found = parts(x)
-    if found === nothing || x isa Turned && gradient isa AbstractArray
+    if found === nothing || x isa Wrapped && gradient isa AbstractArray
         return holds(isparameter, x) ? compare_arrays(x, gradient, path) : nothing
     end
     children, given = found[1], entries(gradient)

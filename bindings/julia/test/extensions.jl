@@ -25,6 +25,24 @@ testcase("stand-in Functors: a model of structs is taken over and built again") 
     @test synchronize!!(world_of_one, layers[1]) === layers[1]
 end
 
+struct Stack{M<:AbstractMatrix}
+    ws::Vector{M}
+end
+
+testcase("stand-in Functors: what functions have captured is trained, synchronized and reduced") do
+    count, b = 0, ones(Float32, 2)
+    counts = x -> (count += 1; x .+ b)
+    model = (w = ones(Float32, 2), f = Base.Fix1(*, fill(3.0f0, 1, 2)), g = counts, stack = Stack([ones(Float32, 2, 2)]), act = tanh)
+    dp = DataParallel(world_of_one, model; rule = :sgd, lr = 1.0)
+    @test [param.name for param in dp.buffer.params] == ["w", "f.x", "g.b", "stack.ws.1"]
+    step!(dp, (w = zeros(2), f = (f = nothing, x = [1.0 2]), g = (b = [0.5, 1],), stack = (ws = [ones(2, 2)],), act = nothing))
+    @test dp.model.f([1, 1]) == [3] && dp.model.g(0.0f0) == [0.5, 0] && model.g(0.0f0) == [1, 1] && dp.model.act === tanh
+    @test dp.model.stack isa Stack{Matrix{Float32}} && dp.model.stack.ws[1] == zeros(2, 2)
+    close(dp)
+    @test synchronize!!(world_of_one, model) === model
+    @test allreduce!(world_of_one, (f = Base.Fix2(*, [2.0, 4]),)).f.x == [2, 4]
+end
+
 struct Normalised{A,B}
     scale::A
     mean::B

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # The package in a world of one rank: arrays and strides, errors, lifetimes.
-using LinearAlgebra
+using LinearAlgebra, SparseArrays
 using MegaDP: Raw
 
 const world = Comm()

@@ -19,7 +19,7 @@ testcase("collectives, trees, differences and an interrupt between two ranks") d
                              ("ragged", [[0, 1, 1], [0, 1, 1]]), ("summed", [[2], [4, 6]]), ("traded", [[0, 1], [0, 0, 1, 1]]),
                              ("received", [[5]]), ("swapped", [[1], [0]]), ("refused", [["INVALID"], ["INVALID"]]),
                              ("norm", [0.25, 0.25]), ("stepped", [[0.5, 1], [0.5, 1]]), ("tasks", [1, 1]),
-                             ("synchronized", [[2, 1, 1, 2], [2, 1, 1, 2]]), ("reduced", [[0.5, 2, 2], [0.5, 2, 2]]),
+                             ("synchronized", [[2, 1, 1, 2, 4, 1], [2, 1, 1, 2, 4, 1]]), ("reduced", [[0.5, 2, 2], [0.5, 2, 2]]),
                              ("ranges", fill([1, 2, 3, 1, 1.25, 1.5, 1, 1, 1], 2)), ("big", ["INVALID", "INVALID"]),
                              ("part", [[1, 2], [3, 4, 5]]), ("even", [[1, 2], [3, 4]]), ("interrupted", [1]), ("after", [1, 1]),
                              ("missing", [["STATE", 1, 2, "'b'"], ["STATE", 1, 2, "'b'"]]),
@@ -39,6 +39,22 @@ testcase("two ranks: zero2 has the bits of zero1, with gradients handed over at 
     @test said(outcome, "instances") == [1, 1, 1, 1] && said(outcome, "owned") == [100, 100]  # each instance has all of the state
     @test said(outcome, "microbatches") == [1, 1]
     @test !occursin("came before its turn", outcome.output)  # gradients are handed over in the order in which buckets leave
+end
+
+testcase("two ranks: a step that another thread's call refuses keeps its gradients, and is taken later") do
+    flag = tempname()
+    outcome = run_ranks(2, "busy.jl", flag; environment = Dict("JULIA_NUM_THREADS" => "2"))
+    @test succeeded(outcome)
+    @test said(outcome, "refused") == fill(["STATE", true], 2)
+    @test sort(said(outcome, "stepped")) == sort(repeat([[-1, -2, -1, -1], [-3, -6, -2, -2]], 2))
+end
+
+testcase("two ranks: arrays saved beside parameters are the same on all, or the one that differs is named") do
+    mktempdir() do folder
+        outcome = run_ranks(2, "tensors.jl", folder)
+        @test succeeded(outcome)
+        @test said(outcome, "differ") == fill(["DESYNC", true], 2) && said(outcome, "same") == ["nothing", "nothing"]
+    end
 end
 
 testcase("two ranks: rules, several optimizers and a scaler") do

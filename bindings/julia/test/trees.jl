@@ -166,10 +166,93 @@ testcase("a transposed matrix is tied to the matrix, also in wrapped layers") do
     close(dp)
 end
 
+testcase("of a Diagonal the diagonal is the parameter, and is tied to it") do
+    d = Float32[1, 2]
+    dp = DataParallel(world, (d = Diagonal(d), same = d, t = transpose(Diagonal(ones(Float32, 2)))); rule = :sgd, lr = 1.0)
+    @test [param.name for param in dp.buffer.params] == ["d.diag", "t.diag"] && dp.model.d isa Diagonal && dp.model.d.diag === dp.model.same
+    # Zygote's is a Diagonal or a named tuple; other ADs may have the whole matrix.
+    for (k, gradient) in enumerate((Diagonal(Float32[1, 2]), (diag = Float32[1, 2],), Float32[1 9; 9 2]))
+        step!(dp, (d = gradient, same = nothing, t = gradient))
+        @test dp.model.d == Diagonal([1, 2] .- k .* [1, 2]) && dp.model.t == Diagonal([1, 1] .- k .* [1, 2])
+    end
+    @test occursin("'d' has size (3, 3)", refusal(dp, (d = Diagonal(ones(3)), same = nothing, t = nothing)))
+    close(dp)
+    tree = (d = Diagonal([1.0, 2]),)
+    @test synchronize!!(world, tree).d === tree.d && allreduce!(world, tree).d === tree.d
+end
+
+testcase("matrices whose entries are not all numbers of their own are refused as parameters, by place and type") do
+    A = Float32[1 2; 2 4]
+    for w in (UpperTriangular(A), UnitLowerTriangular(A), Symmetric(A), Hermitian(A), Tridiagonal(A), Bidiagonal(A, :U), sparse(A), view(sparse(A), :, 1))
+        problem = caught(() -> DataParallel(world, (a = (w = w,),)))
+        @test problem.kind == :INVALID && occursin("'a.w", problem.text) && occursin("wrap it where it is used", problem.text)
+        @test w isa SubArray || occursin("of type $(nameof(typeof(w)))", problem.text)
+    end
+    for w in (view(A, 1:1, :), view(A, [1, 2], 1), transpose(A), A[:, 1]', PermutedDimsArray(A, (2, 1)), reshape(view(A, 1:2, 1:2), 4), 1.0f0:3.0f0,
+              reinterpret(Float32, zeros(ComplexF32, 1, 2)))
+        dp = DataParallel(world, (w = w,); rule = :sgd, lr = 1.0)
+        step!(dp, (w = ones(Float32, size(w)),))
+        @test dp.model.w == w .- 1
+        close(dp)
+    end
+end
+
+testcase("a vector of arrays stays one of its type") do
+    for model in ([ones(Float32, 1, 2), ones(Float32, 2, 2)], [(w = ones(Float32, 2),)], Any[ones(Float32, 2), tanh], [view(ones(Float32, 3), 1:2)])
+        dp = DataParallel(world, (layers = model,))
+        @test typeof(dp.model.layers) == (eltype(model) <: SubArray ? Vector{Vector{Float32}} : typeof(model))
+        close(dp)
+    end
+end
+
+testcase("without Functors.jl a function that has arrays in it is refused, and no other") do
+    adds(b) = x -> x .+ b
+    for call in (DataParallel, synchronize!!, allreduce!)
+        for f in (adds(ones(Float32, 2)), Base.Fix1(+, [1.0]), adds((w = ones(2),)), adds(adds(ones(2))))
+            problem = caught(() -> call(world, (w = ones(Float32, 2), more = (act = f,))))
+            @test problem.kind == :INVALID && occursin("'more.act' is a function that has arrays in it", problem.text)
+        end
+        for f in (tanh, Base.Fix1(+, 1), adds("b"), adds(adds(1.0f0)))
+            @test call(world, (w = ones(Float32, 2), act = f)) !== nothing
+        end
+    end
+    @test DataParallel(world, (w = ones(Float32, 2), act = Base.Fix1(+, [1, 2]))).model.act.x == [1, 2]  # whole numbers are no parameters
+end
+
+testcase("DataParallel takes every keyword of Optimizer") do
+    keywords = Base.kwarg_decl(first(methods(MegaDP.create_optimizer)))
+    @test length(keywords) > 15 && all(MegaDP.is_optimizers, keywords) && MegaDP.is_optimizers(:rule)
+    @test !any(MegaDP.is_optimizers, Base.kwarg_decl(first(methods(MegaDP.buffer_config))))
+    for given in ((average_decay = 0.999,), (state_dtype = :bf16,), (state_dtype = :bf16, stochastic_state = true, seed = 3), (no_master = true,),
+                  (rule = :caller, check_update = true), (rule = :caller, sharding = :whole, param_states = (rows = Dict("w" => 8),)))
+        dp = DataParallel(world, (w = zeros(Float32, 4),); given...)
+        step!(piece -> nothing, dp, (w = ones(4),))
+        close(dp)
+    end
+end
+
+testcase("what is written into a model in place is kept by the next step, whatever its parameters are of") do
+    for type in (Float32, Float16)
+        dp = DataParallel(world, (w = ones(type, 4),); rule = :sgd, lr = 0.5, average_decay = 0.5)
+        step!(dp, (w = ones(4),))
+        dp.model.w .= 7
+        step!(dp, (w = ones(4),))
+        @test dp.model.w == fill(6.5, 4)
+        # Steps below half a digit of Float16 add up: only what was written is taken over.
+        foreach(_ -> step!(dp, (w = fill(1e-3, 4),)), 1:16)
+        @test MegaDP.state(dp.optimizer, 1, :master) ≈ fill(6.492f0, 4)
+        averaged(dp.optimizer) do
+            @test caught(() -> step!(dp, (w = ones(4),))).kind == :STATE
+        end
+        step!(dp, (w = ones(4),))
+        close(dp)
+    end
+end
+
 testcase("parameters that share memory but are not one array are refused, and both places named") do
     W, w = ones(Float32, 2, 3), ones(Float32, 2)
     for (one, other) in ((W, view(W, :, :)), (view(W, 1:1, :), W), (W, vec(W)), (reshape(W, 3, 2), W), (W, reshape(W', 6)), (w, transpose(w)),
-                         (W, PermutedDimsArray(W, (2, 1))), (w, Diagonal(w)), (view(W, :, 1:2), view(W, 2, :)), (view(W, [1, 2], 1), W))
+                         (W, PermutedDimsArray(W, (2, 1))), (view(W, :, 1:2), view(W, 2, :)), (view(W, [1, 2], 1), W))
         problem = caught(() -> DataParallel(world, (a = (w = one,), far = ones(Float32, 9), b = [other])))
         @test problem.kind == :INVALID && occursin("share memory", problem.text)
         @test occursin(r"'a\.w(\.parent)?'", problem.text) && occursin(r"'b\.1(\.parent)?'", problem.text)
@@ -210,6 +293,8 @@ testcase("synchronize!! and allreduce! keep the tree's shape") do
     found = allreduce!(world, grads)
     @test found == (a = [1, 2], b = (nothing, [3]), c = [1, 3], d = [2, 3]) && found.a === grads.a
     @test allreduce!(world, 2.5f0) === 2.5f0 && allreduce!(world, (loss = 1.5, a = 1.5, w = grads.a, v = grads.a), +) == (loss = 1.5, a = 1.5, w = [1, 2], v = [1, 2])
+    half = (s = Symmetric([1.0 2; 2 3]), h = Hermitian([1 2im; -2im 3], :L))
+    @test synchronize!!(world, half).s === half.s && synchronize!!(world, half).h === half.h
     for call in (synchronize!!, allreduce!, DataParallel)
         problem = caught(() -> call(world, (w = ones(Float32, 2), more = Dict(:a => ones(Float32, 2)))))
         @test problem.kind == :INVALID && occursin("'more' is a Dict with arrays", problem.text)

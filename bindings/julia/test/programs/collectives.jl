@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Two ranks: collectives with what the other rank has, whole models and data sets, a Ctrl-C while waiting, different registrations.
 include("rank.jl")
+using LinearAlgebra
 
 function collectives(comm, rank, ranks)
     report(comm, "sum", allreduce!(comm, Float32[rank + 1, 10], +))
@@ -23,8 +24,9 @@ function collectives(comm, rank, ranks)
 end
 
 function trees(comm, rank)
-    tree = synchronize!!(comm, (a = fill(Float32(rank), 2), n = rank, flags = [rank == 1], t = transpose(fill(Float64(rank), 1, 2))); root = 1)
-    report(comm, "synchronized", [sum(tree.a), tree.n, tree.flags[1] ? 1 : 0, sum(tree.t)])
+    tree = synchronize!!(comm, (a = fill(Float32(rank), 2), n = rank, flags = [rank == 1], t = transpose(fill(Float64(rank), 1, 2)),
+                                s = Symmetric(fill(Float64(rank), 2, 2), :L), d = Diagonal([rank])); root = 1)
+    report(comm, "synchronized", [sum(tree.a), tree.n, tree.flags[1] ? 1 : 0, sum(tree.t), sum(tree.s), sum(tree.d)])
     other = synchronize!!(comm, (r = rank:3rank, s = rank .+ (0.0:0.25:0.5), c = complex(rank, 2.0), z = fill(complex(1f0, rank), 2)); root = 1)
     report(comm, "ranges", [collect(other.r); collect(other.s); real(other.c); imag(other.z[2]); other.s isa AbstractRange ? 1 : 0])
     report(comm, "big", caught(() -> synchronize!!(comm, (n = big(rank),))).kind)
