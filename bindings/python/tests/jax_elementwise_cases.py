@@ -16,6 +16,7 @@ import megadp.jax
 
 STEPS, ROWS = 20, 12
 SAYS_WHOLE = 'With DataParallel(..., sharding="whole") each parameter has one owner'
+SAYS_AVERAGING = "With Averaging the optimizer is the program's own"
 comm = megadp.Comm(timeout=60)
 
 
@@ -135,11 +136,13 @@ def case_saved():
 
 
 def refused(text, call):
+    """text: parts of the error's sentence. Of what to do instead it says one thing."""
     try:
         call()
     except megadp.MegaDPError as error:
         for part in text.split("|"):
             assert part in str(error), f"{part!r} is not in: {error}"
+        assert SAYS_WHOLE not in str(error) or SAYS_AVERAGING not in str(error), error
         return
     raise AssertionError(f"nothing was said; expected {text!r}")
 
@@ -174,9 +177,9 @@ def by_count(every, late):
 
 
 def by_leaf(moves):
-    """Moves the leaves that moves(path, leaf) says."""
+    """Moves the leaves that moves(path, leaf) says, or by the factor that it says."""
     def update(grads, state, params):
-        return jax.tree_util.tree_map_with_path(lambda path, g: -0.1 * g if moves(path, g) else 0 * g, grads), state
+        return jax.tree_util.tree_map_with_path(lambda path, g: -0.1 * float(moves(path, g)) * g, grads), state
 
     return Transformation(lambda params: (), update)
 
@@ -186,18 +189,52 @@ def case_refused():
     refused(f"its update is not the same|{SAYS_WHOLE}", lambda: ours(whole_norm()))
     refused("it keeps ['kept']|only counts of steps", lambda: ours(keeps(jnp.zeros(()))))
     refused("it keeps ['kept']|(3,)", lambda: ours(keeps(jnp.zeros(3))))
-    for every, text in ((2, "it keeps .taken"), (8, "after 200 steps"), (150, "after 200 steps"), (5000, "a count that is|begin_microbatch")):
+    for every, text in ((2, f"it keeps .taken|{SAYS_AVERAGING}"), (8, "after 200 steps"), (150, "after 200 steps"), (5000, "a count that is|begin_microbatch")):
         refused(text, lambda every=every: ours(by_count(every, late=-1)))
     refused("after 200 steps", lambda: ours(by_count(10 ** 9, late=30)))
     ours(by_count(10 ** 9, late=-1))
     for moves, leaf in ((lambda path, g: "a" in jax.tree_util.keystr(path), "['a']"), (lambda path, g: g.ndim > 0, "['c'][1]")):
-        refused(f"{leaf} goes another way|Averaging", lambda moves=moves: ours(by_leaf(moves)))
+        refused(f"{leaf} goes another way", lambda moves=moves: ours(by_leaf(moves)))
     refused("cannot be taken on pieces", lambda: ours(by_leaf(lambda path, g: path[-1] is None)))
     refused("lr is 0.1 beside a transformation", lambda: ours(by_hand(), lr=0.1))
     training = ours(by_hand())
     training.put(grad_of(training.read(), data[0][share]))
     refused("lr is 0.1 beside a transformation", lambda: training.step(lr=0.1))
     training.step()
+
+
+def case_sizes():
+    """A mask, a label or a factor that goes by sizes which small arrays do not have: pieces have other ones than parameters, here "a" of (16, 32)."""
+    by_sizes = {"a mask": lambda path, g: g.size > 300, "the last dimension": lambda path, g: bool(g.shape) and g.shape[-1] >= 300,
+                "a factor": lambda path, g: max(g.size, 100) ** -0.5}
+    for name, moves in by_sizes.items():
+        refused(f"['a'] of shape (16, 32) goes another way|by sizes or shapes|{SAYS_WHOLE}", lambda moves=moves: ours(by_leaf(moves)))
+        ours(by_leaf(moves), sharding="whole")
+    named = by_leaf(lambda path, g: "a" in jax.tree_util.keystr(path) and g.size > 300)
+    refused(f"['a'] of shape (16, 32) goes another way|{SAYS_AVERAGING}", lambda: ours(named))
+    refused(f"['a'] of shape (16, 32) goes another way in the pytree than by itself|{SAYS_AVERAGING}", lambda: ours(named, sharding="whole"))
+    ours(by_leaf(lambda path, g: g.size < 10**6))
+
+
+def case_optax_sizes():
+    import optax
+
+    def large(params):
+        return jax.tree.map(lambda leaf: leaf.size > 300, params)
+
+    kinds = (optax.adamw(0.02, weight_decay=1.0, mask=large), optax.chain(optax.masked(optax.add_decayed_weights(0.1), large), optax.sgd(0.05)),
+             optax.multi_transform({True: optax.sgd(0.1), False: optax.sgd(0.01)}, large),
+             optax.multi_transform({True: optax.adam(0.1), False: optax.adam(0.1, b1=0.8)}, large))
+    for kind in kinds:
+        for sharding in ("default", "zero_2"):
+            refused(f"['a'] of shape (16, 32) goes another way|by sizes or shapes|{SAYS_WHOLE}", lambda kind=kind: ours(kind, sharding=sharding))
+        training = ours(kind, sharding="whole")
+        compare("a mask by sizes, whole", train(training, range(STEPS)), alone(kind))
+    loops = optax.chain(Transformation(lambda params: (), lambda grads, state, params=None: (jax.tree.map(
+        lambda g: jax.lax.fori_loop(0, 3, lambda _, x: jnp.tanh(x), g), grads), state)), optax.scale_by_schedule(
+            lambda count: -0.1 * jax.lax.cond(count < 5, lambda c: c + 1.0, lambda c: 5.0, count)))
+    training = ours(optax.GradientTransformation(loops.init, loops.update))
+    compare("loops and branches", train(training, range(STEPS)), alone(loops))
 
 
 def case_optax_refused():
@@ -210,7 +247,11 @@ def case_optax_refused():
             (f"scale_by_muon|orthogonalizes whole matrices|{SAYS_WHOLE}", optax.contrib.muon(1e-3)),
             ("adaptive_grad_clip", optax.chain(optax.adaptive_grad_clip(0.1), optax.sgd(1e-3))),
             ("clip_by_block_rms", optax.adafactor(1e-3)),
-            ("cannot be taken on pieces", optax.noisy_sgd(1e-3))):
+            (f"cannot be taken on pieces|{SAYS_AVERAGING}", optax.noisy_sgd(1e-3)),
+            (f"'value'|{SAYS_AVERAGING}", optax.polyak_sgd()),
+            (f"it keeps .mini_step|{SAYS_AVERAGING}", optax.MultiSteps(optax.adam(1e-3), 2).gradient_transformation()),
+            (f"learning_rate|{SAYS_WHOLE}", optax.inject_hyperparams(optax.adam)(optax.linear_schedule(0.1, 0.0, 9))),
+            (f"at most 4 such arrays|{SAYS_WHOLE}", optax.contrib.cocob())):
         refused(text, lambda transformation=transformation: ours(transformation))
 
 

@@ -9,6 +9,7 @@ import unittest
 import support
 
 EXAMPLE = os.path.join(support.PACKAGE, "examples", "digits_jax.py")
+FAILURES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "jax_failures_cases.py")
 
 # Eight layers in two or more buckets. The gradient of the first layer, the last to be known, is held back until bucket 0 has been reduced
 # on all ranks: where buckets were launched at sync only, that would never happen.
@@ -87,9 +88,8 @@ jax.jit(jax.grad(loss))(training.read())
 try:
     training.sync()
 except megadp.MegaDPError as error:
-    assert error.code == megadp.Status.STATE, error
+    assert error.code == megadp.Status.STATE and "differentiated twice" in error.text and "uses_per_step" not in error.text, error
     print("too often")
-training.sync()
 
 # Microbatches.
 one = jax.jit(jax.grad(loss))
@@ -448,6 +448,15 @@ class Jax(unittest.TestCase):
         where losses are the same, as they are with an instance for each rank."""
         out = support.check_ended(self, support.run_ranks(2, ["-c", REFUSED]))
         self.assertEqual(sorted(out.splitlines()), ["NUMERIC"] * 8 + ["STATE"] * 8 + ["stepped 2"] * 2)
+
+    def test_differentiated_twice(self):
+        """A step that a gradient came to twice was refused for ever, and on one rank alone left the others waiting."""
+        for ranks in (1, 2, 3):
+            with self.subTest(ranks=ranks):
+                self.assertEqual(support.check_ended(self, support.run_ranks(ranks, [FAILURES, "twice"])).split(), ["twice"] * ranks)
+
+    def test_leaves_that_are_no_parameters(self):
+        self.assertEqual(support.check_ended(self, support.run_ranks(1, [FAILURES, "leaves"])), "leaves\n")
 
     def test_order_of_use(self):
         self.assertEqual(support.check_ended(self, support.run_ranks(2, ["-c", ORDER])).split(), ["ordered"] * 2)

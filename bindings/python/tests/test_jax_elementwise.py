@@ -40,6 +40,14 @@ class Elementwise(Cases, unittest.TestCase):
             with self.subTest(ranks=ranks):
                 self.run_case(ranks, "optax")
 
+    def test_sizes(self):
+        """Masks by sizes were another thing on pieces, without a word: a trial on small arrays crosses no threshold."""
+        self.run_case(2, "sizes")
+
+    @unittest.skipIf(importlib.util.find_spec("optax") is None, "optax is not installed")
+    def test_optax_sizes(self):
+        self.run_case(2, "optax_sizes")
+
     @unittest.skipIf(importlib.util.find_spec("optax") is None, "optax is not installed")
     def test_optax_refused(self):
         self.run_case(1, "optax_refused")

@@ -10,11 +10,12 @@ import numpy
 from . import _dlpack
 from ._buffer import Which
 from ._errors import MegaDPError, Status, invalid
+from ._jax_shapes import check_shapes, shaped
 from ._jax_update import STEPS, Update, check_tree, functions, read_state
-from ._jax_whole import ACROSS, Whole
+from ._jax_whole import ACROSS, Whole, refuse_whole
 from ._optimizer import Optimizer
 from ._pieces import Piece
-from ._whole import OWNED_WHOLE, SAYS_WHOLE, Keeps, check_uncut
+from ._whole import MOST, OWNED_WHOLE, SAYS_WHOLE, Keeps, check_uncut
 
 # Why these cannot be had on pieces of parameters, by the names of optax's functions.
 _REFUSED = {
@@ -27,6 +28,7 @@ _REFUSED = {
     "scale_by_param_block_rms": "it goes by the norm of a whole parameter",
     "scale_by_trust_ratio": "its trust ratio goes by the norm of a whole parameter",
 }
+_SAYS_AVERAGING = "With Averaging the optimizer is the program's own, on each rank, and may be any"
 
 
 def _is_cut(value: Any) -> bool:
@@ -44,9 +46,11 @@ class Elements:
             self._refuse(f"{name} is in it: {_REFUSED[name]}")
         self._update = self._try(params)
         self.arrays = self._update.arrays
+        if len(self.arrays) > MOST:
+            self._refuse(f"it keeps {', '.join(self.arrays)} of each; an optimizer has at most {MOST} such arrays")
 
     def _refuse(self, why: str) -> NoReturn:
-        raise invalid(f"transformation cannot be taken on pieces of parameters: {why}. {SAYS_WHOLE}")
+        raise invalid(f"transformation cannot be taken on pieces of parameters: {why}")
 
     def piece(self, piece: Piece) -> None:
         """An update function of Optimizer.set_update."""
@@ -72,10 +76,11 @@ class Elements:
             update = Update(self._transformation, leaves, tree, arrays)
             update.check(jax.numpy.asarray(start), grads, self._refuse)
             check_tree(self._transformation, params, True, self._refuse)
+            check_shapes(self._transformation, params, True, self._refuse)
         except (TypeError, ValueError, LookupError, AttributeError) as error:
             if isinstance(error, MegaDPError):
                 raise
-            raise invalid(f"transformation cannot be taken on pieces of parameters: {error}. {SAYS_WHOLE}") from error
+            raise invalid(f"transformation cannot be taken on pieces of parameters: {error}") from error
         return update
 
     def _refuse_kept(self, what: str) -> NoReturn:
@@ -107,10 +112,25 @@ def elements_of(transformation: Any, sharding: str, params: Any) -> Union[Elemen
         raise invalid(f"transformation cannot be taken on shards: {name} is in it: {ACROSS[name]}")
     try:
         return Elements(transformation, params)
-    except MegaDPError:
-        if sharding not in OWNED_WHOLE:
-            raise
-        return Whole(transformation, params)
+    except MegaDPError as error:
+        refused = error
+    if sharding in OWNED_WHOLE:
+        try:
+            return Whole(transformation, params)
+        except MegaDPError as error:
+            refused = error
+    can_be_whole = sharding not in OWNED_WHOLE and _can_be_whole(transformation, params)
+    raise invalid(f"{refused.text}. {SAYS_WHOLE if can_be_whole else _SAYS_AVERAGING}") from refused.__cause__
+
+
+def _can_be_whole(transformation: Any, params: Any) -> bool:
+    """Tried out on smaller parameters, which take no time."""
+    try:
+        check_shapes(transformation, params, False, refuse_whole)
+        Whole(transformation, jax.tree.map(lambda leaf: shaped(tuple(min(size, 8) for size in numpy.shape(leaf))), params))
+    except Exception:  # a function of the program's
+        return False
+    return True
 
 
 def make_optimizer(buffer: Any, where: Any, elements: Union[Elements, Whole], max_grad_norm: float, average_decay: float) -> Optimizer:

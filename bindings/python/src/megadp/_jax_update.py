@@ -34,8 +34,8 @@ def check_tree(transformation: Any, tree: Any, flat: bool, refuse: Callable[[str
     alone = {size: walk(given.__getitem__) for size, given in shaped.items()}
     for (path, _), size, found in zip(named, sizes, together):
         if not numpy.allclose(found, alone[size].reshape(size), rtol=1e-4, atol=1e-5, equal_nan=True):
-            refuse(f"{jax.tree_util.keystr(path) or 'params'} goes another way in the pytree than by itself. Masks and labels cannot go by names or "
-                   "dimensions here, as each rank updates pieces; with Averaging the optimizer is the program's own, and they can")
+            refuse(f"{jax.tree_util.keystr(path) or 'params'} goes another way in the pytree than by itself. Masks and labels cannot go by names "
+                   f"{'or dimensions here, as each rank updates pieces' if flat else 'here, as each parameter is updated by itself'}")
 
 
 def functions(update: Any) -> Set[str]:

@@ -8,6 +8,7 @@ import numpy
 
 from ._dtypes import DTYPES
 from ._errors import MegaDPError, invalid
+from ._jax_shapes import check_shapes
 from ._jax_update import STEPS, Update, check_tree, read_state
 from ._pieces import Piece
 from ._whole import Keeps, arrange
@@ -25,7 +26,7 @@ def _is_kept(value: Any) -> bool:
     return value.dtype.name in (dtype.name for dtype in DTYPES)
 
 
-def _refuse(why: str) -> NoReturn:
+def refuse_whole(why: str) -> NoReturn:
     raise invalid(f"transformation cannot be taken on parameters one by one: {why}")
 
 
@@ -40,7 +41,8 @@ class Whole:
         try:
             for ndim in sorted({len(shape) for shape in shapes}):
                 self._try(ndim)
-            check_tree(transformation, params, False, _refuse)
+            check_tree(transformation, params, False, refuse_whole)
+            check_shapes(transformation, params, False, refuse_whole)
             for shape in dict.fromkeys(shape for shape in shapes if 0 not in shape):  # others are never updated
                 self._updates[shape], kept[shape] = self._read(shape)
         except (TypeError, ValueError, LookupError, AttributeError) as error:
@@ -71,11 +73,11 @@ class Whole:
                     course.append(leaf)
 
         def refuse(what: str) -> NoReturn:
-            _refuse(f"{what} of a parameter; only {', '.join(dtype.name for dtype in DTYPES)} and counts of steps can be kept")
+            refuse_whole(f"{what} of a parameter; only {', '.join(dtype.name for dtype in DTYPES)} and counts of steps can be kept")
 
         leaves, tree, arrays = read_state(first, courses, refuse, _is_kept)
         if not self._updates:  # what is counted does not go by shapes
-            Update(self._transformation, leaves, tree, arrays).check(value, [grad], _refuse)
+            Update(self._transformation, leaves, tree, arrays).check(value, [grad], refuse_whole)
         keeps = {leaf.array: Keeps(tuple(leaf.value.shape), leaf.value.dtype.name) for leaf in leaves if leaf.array}
         return Update(self._transformation, [leaf._replace(value=None) if leaf.array else leaf for leaf in leaves], tree, arrays), keeps
 
@@ -91,7 +93,7 @@ class Whole:
         for name, start in starts.items():
             alone, beside = self._walk(start, [each[name] for each in grads]), numpy.asarray(both[name])
             if not numpy.allclose(alone, beside, rtol=1e-4, atol=1e-5 * numpy.abs(beside).max(), equal_nan=True):
-                _refuse(f"after {STEPS} steps of two parameters they are not what they are where each is updated by itself. Clipping by a norm "
+                refuse_whole(f"after {STEPS} steps of two parameters they are not what they are where each is updated by itself. Clipping by a norm "
                         "of all is max_grad_norm's")
 
     def _walk(self, params: Any, grads: List[Any]) -> Any:

@@ -5,7 +5,6 @@ JAX makes its own gradient arrays, so each is copied once into the library's mem
 identity whose derivative hands the gradient over by an io_callback; XLA runs it as soon as the gradient is known, while backward goes on.
 """
 import os
-import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
@@ -20,6 +19,8 @@ from ._grid import Grid
 from ._jax_checkpoint import load_checkpoint, save_checkpoint
 from ._jax_cp import context_parallel_attention, context_parallel_part, context_parallel_positions
 from ._jax_elementwise import elements_of, make_optimizer, refuse_beside
+from ._jax_failures import Failures, told_in_python
+from ._jax_leaves import named_leaves
 from ._jax_spatial import HaloPad
 from ._jax_tp import (ParallelLinear, all_to_all_tensor_parallel, copy_to_tensor_parallel, gather_from_tensor_parallel,
                       reduce_from_tensor_parallel, reduce_scatter_to_tensor_parallel, scatter_to_tensor_parallel, vocab_parallel_cross_entropy, vocab_parallel_embedding)
@@ -61,6 +62,11 @@ def _reporting(report: Callable[[Any], None]) -> Callable[[Any], Any]:
     return identity
 
 
+def _backward_over() -> None:
+    """Waits for gradients that are still to be computed, and handed over."""
+    jax.effects_barrier()  # type: ignore[no-untyped-call, unused-ignore]
+
+
 def _placed(value: Union[Placement, Placed]) -> Dict[str, Any]:
     return (Placed(value) if isinstance(value, str) else value)._asdict()
 
@@ -70,30 +76,32 @@ class Gradients:
 
     def __init__(self, comm: Union[Comm, Grid], params: Any, use_order: Optional[Sequence[int]], options: BufferOptions,
                  placements: Any = None) -> None:
-        self._tree: Any
-        named, self._tree = jax.tree_util.tree_flatten_with_path(params)
-        self._names = [jax.tree_util.keystr(path) or "params" for path, _ in named]
+        named, self._tree = named_leaves(params)
         orders = [0] * len(named) if use_order is None else use_order
         if len(orders) != len(named):
             raise invalid(f"use_order has {len(orders)} entries; params has {len(named)} leaves")
         self._last_first = sorted(range(len(named)), key=lambda i: (orders[i], i), reverse=True)
         placed = [{}] * len(named) if placements is None else list(map(_placed, self._tree.flatten_up_to(placements)))
         self.buffer = Buffer(comm, [Param(name, tuple(value.shape), value.dtype, use_order=order, **where)
-                                    for name, (_, value), order, where in zip(self._names, named, orders, placed)], **options)
+                                    for (name, value), order, where in zip(named, orders, placed)], **options)
         self._dtypes = [value.dtype for _, value in named]
-        self._failure: Optional[BaseException] = None
-        self._lock = threading.Lock()
+        self._failures = Failures(self.buffer, comm)
         self._identities = [_reporting(self._putting(i)) for i in range(len(named))]
 
     def _putting(self, number: int) -> Callable[[Any], None]:
         def put(grad: Any) -> None:  # on a thread of XLA's, which would make its own kind of error of an exception
             try:
-                self.buffer.put(number, numpy.asarray(grad))
+                self._put(number, grad)
             except BaseException as error:
-                with self._lock:
-                    self._failure = self._failure or error
+                self._failures.note(error)
 
         return put
+
+    def _put(self, number: int, grad: Any) -> None:
+        try:
+            self.buffer.put(number, numpy.asarray(grad))
+        except MegaDPError as error:
+            raise told_in_python(error, self.buffer.params[number].name) from None
 
     def track(self, params: Any) -> Any:
         """The same pytree; in the backward pass each gradient goes to its bucket as soon as it is known. To be called once in the function
@@ -110,46 +118,40 @@ class Gradients:
             if numpy.shape(leaf) != param.shape:
                 raise invalid(f"grad of parameter {param.name!r} has shape {numpy.shape(leaf)}; the parameter has {param.shape}")
         for number in self._last_first:
-            self.buffer.put(number, numpy.asarray(leaves[number]))
+            self._put(number, leaves[number])
 
     def begin_microbatch(self, last: bool) -> None:
-        """Says whether the microbatch that begins is the last one of the step; waits for the gradients of the one before. Local."""
-        self._arrived()
-        self.buffer.begin_microbatch(last)
+        """Says whether the microbatch that begins is the last one of the step; waits for the gradients of the one before. What a put of them
+        has raised is told at the end of the step, where all ranks are (sync). Local."""
+        _backward_over()
+        try:
+            self.buffer.begin_microbatch(last)
+        except MegaDPError as error:
+            if self._failures.mine is not None:  # says more of what happened
+                raise self._failures.mine from error
+            raise
 
     def sync(self) -> None:
         """Ends backward: waits for gradients that are still to be computed, then as Buffer.sync. Collective; blocking.
-        Raises what a put in the backward pass raised, and MegaDPError; after STATE and NUMERIC that all ranks are told (they name one) the step
-        has begun anew."""
+        Raises what a put in the backward pass raised, as where the function was differentiated twice, which is STATE on the other ranks; and
+        MegaDPError. After STATE and NUMERIC that all ranks are told (they name one), and after a put's, the step has begun anew."""
         self._sync()
+        self._failures.raise_late()
 
     def _sync(self, skips: bool = False) -> None:
         """skips: a step follows that gradients which are not finite make all ranks skip."""
-        self._arrived()
+        _backward_over()
         try:
             self.buffer.sync()
         except MegaDPError as error:
             if not (skips and error.code == Status.NUMERIC):
-                self._begin_anew(error)
-                raise
+                self._failures.begin_anew(error)
+        self._failures.agree("after the sync")
 
     def use_order(self) -> List[int]:
         """In which order the last synced step's gradients came, as Buffer.use_order tells it: the option use_order of the next Averaging or
         DataParallel of the same pytree. Collective over the world; blocking."""
         return self.buffer.use_order()
-
-    def _arrived(self) -> None:
-        jax.effects_barrier()  # type: ignore[no-untyped-call, unused-ignore]
-        with self._lock:
-            failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
-
-    def _begin_anew(self, error: MegaDPError) -> None:
-        """After a failure that all ranks were told, and that has not lost them to each other. One that names no rank is this rank's alone, as where
-        another thread's call is under way: nothing has been done, and the gradients are there for the next call."""
-        if error.code in (Status.STATE, Status.NUMERIC) and error.rank is not None:
-            self.buffer.begin_microbatch(True)
 
 
 class Averaging(Gradients):
@@ -178,7 +180,12 @@ class Averaging(Gradients):
         dtypes = self._dtypes
         if grads is not None:
             dtypes = [jax.numpy.result_type(leaf) for leaf in self._tree.flatten_up_to(grads)]
-            self.put(grads)
+            try:
+                self.put(grads)
+            except MegaDPError as error:
+                if error.code != Status.STATE:
+                    raise
+                self._failures.note(error)  # the other ranks are told at the sync
         self.sync()
         # Copies: the memory is the next step's.
         leaves = [numpy.array(self.buffer.grad(i, readonly=True).numpy(), dtype) for i, dtype in enumerate(dtypes)]
@@ -198,8 +205,8 @@ class DataParallel(Gradients):
     transformation: in place of a rule one of optax's (rmsprop, adabelief, nadamw, a chain of such ...), on this rank's shard of fp32
     masters; its arrays, at most 4, are the optimizer's state. With sharding="whole" (or "zero_0") it may also go by all of a parameter (lamb,
     lars, adafactor, contrib.muon ...): its owner updates it in its shape, and keeps what is kept of it, at most 4 names besides. Without it
-    such a one is refused by name, or by what a trial finds; what goes by several parameters at once (clip_by_global_norm) always is: clip by
-    max_grad_norm. On the host only. Collective; blocking.
+    such a one is refused by name, or by what a trial finds, as are masks and labels by sizes or shapes; what goes by several parameters at
+    once (clip_by_global_norm) always is: clip by max_grad_norm. On the host only. Collective; blocking.
     Raises MegaDPError, as Buffer and Optimizer.
     """
 
@@ -207,6 +214,7 @@ class DataParallel(Gradients):
                  betas: Optional[Tuple[float, float]] = None, eps: Optional[float] = None, weight_decay: float = 0.0,
                  momentum: Optional[float] = None, max_grad_norm: float = 0.0, average_decay: float = 0.0, transformation: Any = None,
                  use_order: Optional[Sequence[int]] = None, placements: Any = None, **options: "Unpack[BufferOptions]") -> None:
+        named_leaves(params, values=True)
         if transformation is not None:
             refuse_beside(dict(rule=rule, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay or None, momentum=momentum))
         self._elements = None if transformation is None else elements_of(transformation, options.get("sharding", "default"), params)
@@ -243,16 +251,18 @@ class DataParallel(Gradients):
         """sync, then a step of the optimizer; with loss_scale, or a scaler of optimizer, a gradient that is not finite makes all ranks skip it. Returns when
         its report is known; parameters are still gathered, and read waits for them. Collective; blocking.
         unchecked: as of Optimizer.step, which syncs then.
-        Raises as sync and Optimizer.step; after STATE and NUMERIC nothing has changed, and the next step can begin; where another thread's
-        call is under way, this one can be called again."""
+        Raises as sync and Optimizer.step; after STATE and NUMERIC nothing has changed, and the next step can begin: if a put in backward failed
+        on some rank, on all of them. Where another thread's call is under way, this one can be called again."""
         if self._elements is not None:
             refuse_beside(dict(lr=lr))
         if unchecked:
-            self._arrived()
+            _backward_over()
+            self._failures.agree("before a step that syncs")
         else:
             self._sync(skips=loss_scale is not None or self.optimizer._scales)
         try:
-            return self.optimizer.step(lr, loss_scale, grad_divisor=grad_divisor, unchecked=unchecked, wait=False)
+            report = self.optimizer.step(lr, loss_scale, grad_divisor=grad_divisor, unchecked=unchecked, wait=False)
         except MegaDPError as error:
-            self._begin_anew(error)
-            raise
+            self._failures.begin_anew(error)
+        self._failures.raise_late()
+        return report

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps that end on all ranks alike where one of them could not hand a gradient over in backward. The library's sync tells all ranks what has not
+come; of what was refused when it came a second time it does not know."""
+import threading
+from typing import List, NoReturn, Optional, Tuple, Union
+
+import numpy
+
+from ._buffer import Buffer
+from ._comm import Comm
+from ._errors import MegaDPError, Status, make_error
+from ._grid import Grid
+
+
+def told_in_python(error: MegaDPError, name: str) -> MegaDPError:
+    """A put's error, in the words of who differentiates a function."""
+    if error.code != Status.STATE:
+        return error
+    if "is ready already" in error.text:
+        text = (f"parameter {name!r} has a gradient already: the function that track() is in was differentiated twice before a step, or put() called "
+                "besides. A first call that is to compile it counts too, and so does a batch that is thrown away. sync, step and average begin anew "
+                "after this, without gradients. Differentiate it once between steps, end what is thrown away by sync() and "
+                "buffer.zero_grad(), and say further microbatches by begin_microbatch")
+    elif "comes after mdp_grad_sync" in error.text:
+        text = (f"a gradient of parameter {name!r} comes after sync() and is left out: step() is to come first, or buffer.zero_grad(), which throws "
+                "away what was synced")
+    else:
+        return error
+    return make_error(error.code, text, bucket=error.bucket, param=error.param)
+
+
+class Failures:
+    """What puts of one buffer have raised, on this rank and on the others. Beginning with one is collective where `where` is a Grid."""
+
+    def __init__(self, buffer: Buffer, where: Union[Comm, Grid]) -> None:
+        self.mine: Optional[BaseException] = None
+        self._buffer = buffer
+        self._world = where if isinstance(where, Comm) else where.comm("tp-cp-dp-pp")
+        self._lock = threading.Lock()
+        self._agreed: Tuple[str, int] = ("", 0)
+        self._on: List[int] = []  # the ranks that have one, as was agreed
+
+    def note(self, error: BaseException) -> None:
+        """Any thread. The first one is kept."""
+        with self._lock:
+            self.mine = self.mine or error
+
+    def agree(self, when: str) -> None:
+        """Ends the step on all ranks where one of them has a failure: what came before it would not be the sum that was meant. One exchange
+        for each sync, so that who calls again what another thread's call made it leave goes on where it was. Collective; blocking.
+        Raises this rank's failure, or STATE."""
+        number = (when, self._buffer.stats().syncs)
+        if number != self._agreed:
+            failed = numpy.full(self._world.size, self.mine is not None, numpy.uint8)
+            if self._world.size > 1:
+                self._world.all_gather(failed[:1].copy(), failed)
+            self._agreed, self._on = number, [int(rank) for rank in failed.nonzero()[0]]
+        if not self._on:
+            return
+        try:
+            self._buffer.sync()  # what is launched is to end; there may have been one, which this is then
+        except MegaDPError as error:
+            if not _was_told(error):
+                raise
+        self._buffer.begin_microbatch(True)
+        rank, self._on = self._world.world_rank(self._on[0]), []
+        self.raise_late()
+        raise MegaDPError(Status.STATE, f"rank {rank} could not hand over a gradient in backward, as the error there says; the step has begun anew "
+                          "on all ranks, without gradients", rank=rank)
+
+    def begin_anew(self, error: MegaDPError) -> NoReturn:
+        """After a failure that all ranks were told, and that has not lost them to each other. One that names no rank is this rank's alone, as where
+        another thread's call is under way: nothing has been done, and the gradients are there for the next call. Raises it, or this rank's."""
+        if _was_told(error):
+            self._buffer.begin_microbatch(True)
+            self.raise_late(error)
+        raise error
+
+    def raise_late(self, besides: Optional[MegaDPError] = None) -> None:
+        """Raises this rank's failure, if there is one."""
+        with self._lock:
+            failure, self.mine = self.mine, None
+        if failure is not None:
+            raise failure from (besides or failure.__cause__)
+
+
+def _was_told(error: MegaDPError) -> bool:
+    return error.code in (Status.STATE, Status.NUMERIC) and error.rank is not None

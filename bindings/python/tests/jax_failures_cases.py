@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What test_jax.py runs on some ranks: gradients that come twice, and leaves that are no parameters. Prints CASE on each rank.
+
+usage: jax_failures_cases.py CASE
+"""
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import megadp
+import megadp.jax
+
+comm = megadp.Comm(timeout=60)
+params = {"w": jnp.ones((2, 2)), "b": jnp.ones(2)}
+last = comm.rank == comm.size - 1  # the rank that fails alone
+
+
+def refused(call, here):
+    """On all ranks: here it has failed, or another one says so."""
+    try:
+        call()
+    except megadp.MegaDPError as error:
+        assert error.code == megadp.Status.STATE, error
+        for word in ("differentiated twice", "begin_microbatch") if here else (f"rank {comm.size - 1} could not hand over", "begun anew"):
+            assert word in error.text, (word, error)
+        assert "uses_per_step" not in str(error) and (here or error.rank == comm.size - 1), error
+        return
+    raise AssertionError("nothing was said")
+
+
+def sum_of(tracking, power=1):
+    return jax.jit(jax.grad(lambda p: sum(leaf.sum() ** power for leaf in jax.tree.leaves(tracking.track(p)))))
+
+
+def trained(faults, where=comm, ending="step", **options):
+    training = megadp.jax.DataParallel(where, params, lr=0.1, bucket_elements=1, **options)
+    backward = sum_of(training, 2)
+    unchecked = ending == "unchecked"
+    for fault in faults:
+        here = fault == "all" or fault == "one" and last
+        if fault == "microbatch":
+            training.begin_microbatch(False)
+            backward(training.read())
+            backward(training.read())
+            training.begin_microbatch(True)  # of no sync: told at its end
+            backward(training.read())
+            refused(training.step, True)
+            continue
+        backward(training.read())
+        if here:
+            backward(training.read())
+            refused(lambda: training.begin_microbatch(True), True)  # which keeps it
+        if fault is None:
+            report = training.step(unchecked=unchecked)
+        else:
+            refused(training.sync if ending == "sync" else lambda: training.step(unchecked=unchecked), here)
+    training.buffer.wait()
+    training.buffer.verify()
+    return [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(training.read())], report.step
+
+
+def case_twice():
+    """A function that is differentiated twice before a step, on all ranks or on one: the step is refused on all of them and the next one begins,
+    with parameters as if nothing had been. Likewise by sync, an unchecked step, and where microbatches are said."""
+    plain = trained((None, None))
+    faults = (None, "all", "one", "one", "microbatch", None) if comm.size > 1 else ("all", None, "all", None)
+    for options in ({}, dict(sharding="zero_2"), dict(sharding="zero_0"), dict(sharding="whole"), dict(missing="zero"), dict(ending="sync"),
+                    dict(ending="unchecked", overlap=False), dict(check_finite=True), dict(where=megadp.Grid(comm))):
+        assert trained(faults, **options) == plain, options
+    if comm.size == 2:  # ranks that share no gradients
+        alone = dict(where=megadp.Grid(comm, tp=2), placements=dict.fromkeys(params, "replicated"))
+        assert trained(faults, **alone) == trained((None, None), **alone)
+    twice_averaged()
+    after_sync()
+
+
+def twice_averaged():
+    averaging = megadp.jax.Averaging(comm, params)
+    ones = jax.tree.map(jnp.ones_like, params)
+    backward = sum_of(averaging)
+    backward(params)
+    if last:
+        backward(params)
+    refused(averaging.average, last)
+    averaging.put(ones)
+    refused(lambda: averaging.average(ones), True)  # put and given
+    for mean in (averaging.average(ones), backward(params) and averaging.average()):
+        jax.tree.map(lambda leaf: np.testing.assert_array_equal(leaf, 1), mean)
+
+
+def after_sync():
+    """What comes after the sync is left out, and told after the step."""
+    training = megadp.jax.DataParallel(comm, params, rule="sgd", lr=1.0)
+    backward = sum_of(training)
+    backward(training.read())
+    training.sync()
+    backward(training.read())
+    try:
+        training.step()
+        raise AssertionError("nothing was said")
+    except megadp.MegaDPError as error:
+        assert "comes after sync() and is left out" in error.text, error
+    backward(training.read())
+    assert training.step().step == 2
+    jax.tree.map(lambda leaf: np.testing.assert_array_equal(leaf, -1), training.read())
+
+
+def no_parameter(leaf, *words, kinds=(megadp.jax.DataParallel, megadp.jax.Averaging)):
+    for kind in kinds:
+        try:
+            kind(comm, {"w": jnp.ones(3), "part": [jnp.ones(3), leaf]})
+        except megadp.InvalidError as error:
+            for word in ('leaf "[\'part\'][1]" of params', *words):
+                assert word in error.text, (word, error)
+            assert "astype" not in error.text, error
+        else:
+            raise AssertionError(f"nothing was said of {leaf}")
+
+
+def case_leaves():
+    """They are named, with advice."""
+    out = "out of params", "eqx.partition"
+    no_parameter(1.5, "1.5, a float, and no array", "jax.numpy.float32", *out)
+    no_parameter(2, "2, a int", *out)
+    no_parameter("name", "'name', a str", *out)
+    no_parameter(jax.nn.relu, "no array", *out)
+    for leaf in (jnp.zeros((), jnp.int32), np.arange(3), jnp.zeros(2, bool), jax.random.PRNGKey(0)):
+        no_parameter(leaf, f"has dtype {leaf.dtype}, which cannot be trained", *out)
+    no_parameter(jax.random.key(0), "has dtype key<", *out)
+    no_parameter(jax.ShapeDtypeStruct((3,), jnp.float32), "has no values", kinds=(megadp.jax.DataParallel,))
+    megadp.jax.Averaging(comm, {"w": jax.ShapeDtypeStruct((3,), jnp.float32)})
+    try:
+        megadp.jax.DataParallel(comm, {"w": np.ones(3)})
+        raise AssertionError("nothing was said of float64")
+    except megadp.InvalidError as error:
+        assert "astype(numpy.float32)" in error.text, error
+    training = megadp.jax.DataParallel(comm, {"w": jnp.ones(3), "none": None, "s": np.float32(1), "h": np.ones(2, jnp.bfloat16)})
+    assert len(training.buffer.params) == 3
+
+
+if __name__ == "__main__":
+    globals()["case_" + sys.argv[1]]()
+    sys.stdout.write(f"{sys.argv[1]}\n")  # at once: the ranks share a pipe
+    sys.stdout.flush()
