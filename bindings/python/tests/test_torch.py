@@ -300,7 +300,9 @@ class Gathering(World):
                     lambda: list(model.state_dict().values()), lambda: [p.sum() for p in model.module.parameters()],
                     lambda: [torch.from_numpy(p.data.cpu().numpy()) for p in model.parameters()],
                     lambda: averaged.update_parameters(model) or list(averaged.module.parameters()),
-                    lambda: list(copy.deepcopy(model.module).parameters())):
+                    lambda: list(copy.deepcopy(model.module).parameters()),
+                    lambda: [torch.nn.Parameter(p) for p in model.parameters()],
+                    lambda: [torch.nn.Parameter(p, False) for p in model.parameters()]):
             optimizer.zero_grad()
             model(torch.ones(1, 4, 8)).sum().backward()
             optimizer.step()
@@ -308,7 +310,10 @@ class Gathering(World):
             for values in use():
                 self.assertTrue(bool(values.isfinite().all()))
             self.assertIs(type(model.module.a.weight), torch.nn.Parameter)
-
+        optimizer.step()
+        weight, frozen = torch.nn.Parameter(model.module.a.weight), torch.nn.Parameter(model.module.b.weight, requires_grad=False)
+        self.assertEqual([(type(p), p.requires_grad, p.is_leaf) for p in (weight, frozen)],
+                         [(torch.nn.Parameter, True, True), (torch.nn.Parameter, False, True)])
 
     def test_those_that_cannot_be_awaited(self):
         """Compiled layers, and parameters of a class of their own: the step waits, also for who uses the wrapped module directly."""

@@ -19,7 +19,8 @@ RULE_CASES = ("rules", "schedules", "states", "lion", "several", "several_saved"
 
 ELEMENTWISE_CASES = ("elementwise", "elementwise_saved", "elementwise_beside_others", "elementwise_fails", "elementwise_refused")
 HABITS_CASES = ("reentrant", "two_losses", "graph_from_before", "shared_memory", "groups_without_some", "groups_with_more", "trials", "no_rate",
-                "autograd_grad", "assigned_gradients", "compiled_with_buffers")
+                "autograd_grad", "assigned_gradients", "compiled_with_buffers", "compiled_while_gradients", "compiled_uses_of_gradients",
+                "conversions_of_nothing", "given_up_batches", "adversarial", "second_derivative", "words_of_other_calls", "zero_grad_on_one_rank")
 WHOLE_CASES = ("whole", "whole_owned_once", "whole_saved", "whole_half_width", "whole_refused", "whole_lbfgs")
 
 

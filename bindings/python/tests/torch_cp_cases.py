@@ -192,7 +192,7 @@ def refusals(comm):
     leaf = x.clone().requires_grad_()
     out = context_parallel_attention(leaf, x, x, comm)
     grad, = torch.autograd.grad(out.square().sum(), leaf, create_graph=True)
-    refused(lambda: grad.sum().backward(), "differentiate twice", RuntimeError)
+    refused(lambda: grad.sum().backward(), "context_parallel_attention was differentiated again", RuntimeError)
     other = comm.split(0)
     late = context_parallel_attention(leaf, x, x, other)
     other.close()

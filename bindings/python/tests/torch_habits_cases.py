@@ -293,5 +293,171 @@ def case_compiled_with_buffers():
         optimizer.zero_grad()
 
 
+SHARDINGS = ("zero_0", "zero_1", "zero_2")
+
+
+def layers(sharding, compiled=False, **options):
+    torch.manual_seed(3)
+    module = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh(), torch.nn.Linear(WIDTH, WIDTH))
+    model = own.DataParallel(torch.compile(module, backend="eager") if compiled else module, megadp.Comm(timeout=60), sharding=sharding, **options)
+    return model, sgd(model)
+
+
+def case_compiled_while_gradients():
+    """Dynamo describes the .grad of parameters. That reads no values and is not collective: the ranks compile anew at other times."""
+    rank = dist.get_rank()
+    for sharding in SHARDINGS:
+        ends = []
+        for compiled in ("", "module", "wrapper"):
+            torch._dynamo.reset()
+            model, optimizer = layers(sharding, compiled == "module")
+            call = torch.compile(model, backend="eager") if compiled == "wrapper" else model
+            for step in range(2):
+                with model.no_sync():
+                    of_output(call, batch(10 * step, rank)[:7 - step]).backward()
+                of_output(call, batch(10 * step + 1, rank)[:5 + 2 * step + rank]).backward()
+                for evaluates in ((rank,), (1 - rank,))[step]:  # between backward and step, and after it
+                    with torch.no_grad():
+                        call(batch(0, evaluates)[:2 + evaluates])
+                optimizer.step()
+                if rank == step:
+                    with torch.no_grad():
+                        call(batch(0, 0)[:4 + step])
+                optimizer.zero_grad()
+            ends.append(list(model.parameters()))
+        for each in ends[1:]:
+            assert all(map(torch.equal, each, ends[0])), sharding
+
+
+def case_compiled_uses_of_gradients():
+    """Compiled code that uses .grad does what eager code does, or is refused like it: never what lies in the memory then."""
+    for sharding in SHARDINGS:
+        found = []
+        for wrap in (lambda use: use, lambda use: torch.compile(use, backend="eager")):
+            torch._dynamo.reset()
+            model, _ = layers(sharding)
+            of_output(model, batch(0, dist.get_rank())).backward()
+            p = model.module[0].weight
+            if sharding == "zero_0":
+                found.append(wrap(lambda p: (p.grad * 2).sum() + p.grad.to("cpu").float().sum())(p).item())
+            else:
+                refused("values of the gradient of '0.weight'", wrap(lambda p: (p.grad * 2).sum()), p)
+            found.append(wrap(lambda p: p.grad.norm() * 2)(p).item())
+            wrap(lambda p: p.grad.mul_(0.5))(p)
+            found.append(p.grad.norm().item() + wrap(lambda p: torch._foreach_norm([p.grad])[0] * 3)(p).item())
+        half = len(found) // 2
+        compare(f"compiled uses of gradients, {sharding}", found[:half], found[half:], of="eager code")
+
+
+def case_conversions_of_nothing():
+    """model.cpu(), .float(), .to(device) do nothing at any time, as in torch, where model is there already; other conversions are told what to do."""
+    for sharding in SHARDINGS:
+        for dtype in (torch.float32, torch.bfloat16):
+            for when in ("raised", "between", "used"):
+                model = own.DataParallel(torch.nn.Linear(WIDTH, WIDTH, dtype=dtype), megadp.Comm(timeout=60), sharding=sharding)
+                optimizer, x = sgd(model), batch(0, dist.get_rank()).to(dtype)
+                of_output(model, x).backward()
+                if when == "raised":
+                    refused("no_sync", lambda: of_output(model, x).backward())
+                if when == "used":
+                    optimizer.step()
+                grad = model.module.weight.grad
+                for convert in (model.cpu, lambda: model.to("cpu"), lambda: model.to(dtype), lambda: model.to(model.module.weight),
+                                lambda: model.module.to("cpu", dtype, non_blocking=True), lambda: model.type(dtype), model.module.type(dtype).cpu):
+                    convert()
+                    assert model.module.weight.grad is grad
+                assert grad.contiguous() is grad and grad.type_as(grad) is grad and grad.type() == model.module.weight.type()
+                if when == "between":
+                    optimizer.step()
+                elif sharding != "zero_0":
+                    refused("zero_grad() first|before it is wrapped", model.double)
+                    if when == "used":
+                        optimizer.zero_grad()
+                    refused("has left the library's memory", optimizer.zero_grad if when == "raised" else optimizer.step)
+
+
+def case_given_up_batches():
+    """What is said of a second backward, by what came between."""
+    model, optimizer = layers("zero_1")
+    loss = lambda: of_output(model, batch(0, dist.get_rank())).backward()  # noqa: E731
+    for drop, said in ((lambda: None, "STATE: take the step|no_sync"),
+                       (model.module.zero_grad, "to give up a batch, call zero_grad() of the optimizer"),
+                       (lambda: [setattr(p, "grad", None) for p in model.parameters()], "to give up a batch")):
+        loss()
+        drop()
+        refused(said, loss)
+        optimizer.zero_grad()
+    loss()
+    optimizer.step()
+    refused("zero_grad() between step() and the next backward()|another model's loss", loss)
+    optimizer.zero_grad()
+    loss()
+
+
+def case_adversarial():
+    """The generator's loss goes through the discriminator, whose gradients of it are thrown away, or never made."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    for frozen in (False, True):
+        plain = [Two().one, Two().other]
+        models = [own.DataParallel(copy.deepcopy(module), megadp.Comm(timeout=60)) for module in plain]
+        mine, reference = list(map(sgd, models)), list(map(plain_sgd, plain))
+        for step in range(3):
+            own_x, every = batch(step, rank), torch.cat([batch(step, each) for each in range(ranks)])
+            for (generator, judge), (of_generator, of_judge), x in ((models, mine, own_x), (plain, reference, every)):
+                of_judge.zero_grad()
+                of_output(judge, generator(x).detach()).backward()
+                of_judge.step()
+                of_judge.zero_grad()  # as docs/from-ddp.md says
+                of_generator.zero_grad()
+                judge.requires_grad_(not frozen)
+                judge(generator(x)).square().mean().backward()
+                judge.requires_grad_(True)
+                of_generator.step()
+        for model, module in zip(models, plain):
+            same(model.module, module)
+
+
+def case_second_derivative():
+    """SyncBatchNorm sums over ranks outside of autograd: a second derivative would lack that, and is refused."""
+    for affine in (True, False):
+        module = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.SyncBatchNorm(WIDTH, affine=affine))
+        model = own.DataParallel(module, megadp.Comm(timeout=60))
+        x = batch(0, dist.get_rank()).requires_grad_()
+        for loss in (lambda: model(x).square().sum(), lambda: model(x).sum()):
+            grad, = torch.autograd.grad(loss(), x, create_graph=True)
+            try:
+                grad.square().sum().backward()
+            except RuntimeError as error:
+                assert "SyncBatchNorm" in str(error) and "LayerNorm" in str(error), error
+            else:
+                raise AssertionError("nothing was said")
+
+
+def case_words_of_other_calls():
+    module = torch.nn.Linear(WIDTH, WIDTH)
+    module.weight.register_post_accumulate_grad_hook(lambda p: p.grad)
+    model = own.DataParallel(module, megadp.Comm(timeout=60))
+    refused("'weight'|such hooks return None", lambda: of_output(model, batch(0, 0)).backward())
+    module = Two().one
+    model = own.DataParallel(module, megadp.Comm(timeout=60), param_groups=[{"params": [module.weight]}, {"params": [module.bias]}])
+    one = own.ShardedSGD(model, lr=0.1, groups=[0])
+    of_output(model, batch(0, 0)).backward()
+    refused("'bias' is in parameter group 1|megadp.torch.step_many([", one.step)
+
+
+def case_zero_grad_on_one_rank():
+    model, optimizer = layers("zero_1")
+    rank = dist.get_rank()
+
+    def one_alone():
+        of_output(model, batch(0, rank)).backward()
+        if rank == 0:
+            optimizer.zero_grad()
+            of_output(model, batch(0, rank)).backward()
+        optimizer.step()
+
+    refused("on all ranks or on none: zero_grad()", one_alone)
+
+
 if __name__ == "__main__":
     main(sys.argv[1:], globals())

@@ -337,6 +337,21 @@ def wrong_words(grid, tp):
     mt.copy_to_tensor_parallel(x + tp.rank, tp)
 
 
+def second_derivatives(grid, tp):
+    """Refused, also where what comes back is the same for all values, as of a sum: the weight would get no part of the penalty."""
+    column = ColumnParallelLinear.from_linear(linear(0, 4, 8), tp)
+    head = ColumnParallelLinear.from_linear(linear(1, 4, 8, bias=False), tp)
+    targets = torch.tensor([0, 3, 5])
+    for loss, what in ((lambda x: column(x).sum(), "tensor-parallel linear layer"), (lambda x: column(x).square().sum(), "tensor-parallel linear"),
+                       (lambda x: mt.vocab_parallel_cross_entropy(head(x), targets, tp), "differentiated again")):
+        x = draw(2, 3, 4).requires_grad_()
+        grad, = torch.autograd.grad(loss(x), x, create_graph=True)
+        refused(lambda: grad.square().sum().backward(), what, RuntimeError)
+    logits = draw(3, 3, 4).requires_grad_()
+    grad, = torch.autograd.grad(mt.vocab_parallel_cross_entropy(logits, targets, tp), logits, create_graph=True)
+    refused(lambda: grad.square().sum().backward(), "vocab_parallel_cross_entropy was differentiated again", RuntimeError)
+
+
 if __name__ == "__main__":
     world = megadp.Comm()
     with megadp.Grid(world, tp=2) as cut:

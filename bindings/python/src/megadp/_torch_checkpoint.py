@@ -42,7 +42,8 @@ def save_checkpoint(directory: "Path", model: "DataParallel", optimizer: Optimiz
     One is written at a time, and a failure whose Request nobody has waited for is raised by the next save or load. Wait before the
     program ends.
     Raises MegaDPError, and older checkpoints stay: INVALID (a parameter that has left the library's memory, by its name; extra or a state that cannot be written as text, by its key; a module buffer or
-    frozen parameter that differs between tensor-parallel ranks, by its name), STATE (gradients that no step has used), UNSUPPORTED (a
+    frozen parameter that differs between tensor-parallel ranks, by its name), DESYNC (a frozen parameter that differs between data-parallel
+    ranks: it was written on some of them), STATE (gradients that no step has used), UNSUPPORTED (a
     grid with pipeline-parallel ranks), SYSTEM (names the file), those of a lost communicator."""
     check_model(model)
     return model._alone("save_checkpoint()", lambda: _save(directory, model, optimizer, scheduler, extra, keep, wait))

@@ -4,7 +4,6 @@ import contextlib
 from typing import Any, NamedTuple, Optional, Sequence
 
 import torch
-from torch.autograd.function import once_differentiable
 from torch.utils.dlpack import from_dlpack
 
 from . import _dlpack, cp
@@ -15,6 +14,7 @@ from ._errors import InvalidError, invalid
 from ._tensor import Tensor
 from ._torch_eager import eager
 from ._torch_linear import _autocast_dtype, _cut
+from ._torch_once import once
 from ._torch_steps import stream_of
 
 
@@ -73,7 +73,7 @@ class _Attention(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator, unused-ignore]
+    @once("context_parallel_attention")
     def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override, unused-ignore]
         q, k, v, out, lse = ctx.saved_tensors
         grads = [_empty(x) for x in (q, k, v)]

@@ -5,6 +5,7 @@ A module waits for its own parameters before its forward. But a weight may also 
 (F.linear(x, self.a.weight)), by a function that is given it (MultiheadAttention and its out_proj), by the caller. So between a step and
 its first use a parameter is of a class of its own, whose __torch_function__ waits; from then on it is what it was, and costs nothing.
 """
+import sys
 import weakref
 from typing import Any, Dict, List, Optional, Tuple
 
@@ -27,6 +28,13 @@ class AwaitedParameter(torch.nn.Parameter):
                 return func(*args, **(kwargs or {}))
         _wait_for_all_in((args, kwargs))
         return func(*args, **(kwargs or {}))
+
+    def detach(self) -> Any:
+        _wait_for_all_in(self)
+        if sys._getframe(1).f_code is torch.nn.Parameter.__new__.__code__:
+            # Parameter(weight) wants from detach() what it was given, which is a Parameter by now. Of one, it would have made this itself.
+            return torch.Tensor._make_subclass(torch.nn.Parameter, self, False)  # type: ignore[attr-defined, unused-ignore]
+        return self.detach()
 
     def __deepcopy__(self, memo: Any) -> Any:
         _wait_for_all_in(self)

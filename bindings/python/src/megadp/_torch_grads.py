@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence,
 import torch
 
 from ._errors import MegaDPError, Status, invalid
+from ._torch_eager import eager
 
 if TYPE_CHECKING:
     from ._torch_steps import Gradients
@@ -21,7 +22,11 @@ _NO_VALUES = frozenset((
     "size", "stride", "dim", "ndimension", "numel", "nelement", "element_size", "is_contiguous", "is_floating_point", "is_complex",
     "is_signed", "is_conj", "is_neg", "is_inference", "is_same_size", "data_ptr", "storage_offset", "get_device", "requires_grad_",
     "has_names", "__len__", "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "new_empty",
-    "new_zeros", "new_ones", "new_full", "new_tensor", "result_type", "can_cast"))
+    "new_zeros", "new_ones", "new_full", "new_tensor", "result_type", "can_cast",
+    # torch.compile describes the .grad of each parameter that it meets, and nn.Module's conversions look at it too.
+    "_is_view", "untyped_storage", "_is_zerotensor", "_is_functional_tensor", "_has_compatible_shallow_copy_type", "is_set_to", "is_shared",
+    "is_pinned", "is_coalesced", "sparse_dim", "dense_dim", "dim_order"))
+_CONVERSIONS = frozenset(("to", "type", "type_as", "cpu", "cuda", "float", "double", "half", "bfloat16", "contiguous"))  # which may change nothing
 _VALUE_ATTRIBUTES = frozenset(("T", "mT", "H", "mH", "real", "imag"))  # the others are about the tensor, not about what is in it
 _NORMS = frozenset(("vector_norm", "linalg_vector_norm", "norm", "linalg_norm", "_foreach_norm"))
 _PRODUCTS = frozenset(("mul_", "multiply_", "__imul__", "_foreach_mul_"))
@@ -90,6 +95,7 @@ def _plainly(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         return func(*args, **kwargs)
 
 
+@eager
 def _dispatch(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
     name = getattr(func, "__name__", str(func))
     assigned = name in ("__set__", "__delete__")
@@ -99,10 +105,12 @@ def _dispatch(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
             return args[0]
         if attribute not in _VALUE_ATTRIBUTES and attribute != "data":
             return _plainly(func, args, kwargs)
+        if assigned and len(args) == 2 and args[1] is args[0]:  # what nn.Module makes of a conversion that changed nothing
+            return None
         name = f"assignment to .{attribute}" if assigned else attribute
-    elif name in _NO_VALUES:
+    elif name in _NO_VALUES or (name == "type" and len(args) + len(kwargs) == 1):
         return _without_values(func, args, kwargs)
-    elif name in ("detach", "detach_", "alias"):
+    elif name in ("detach", "detach_", "alias") or (name in _CONVERSIONS and _as_it_is(func, args, kwargs)):
         return args[0]
     first = _gradients_in(args[:1], [])
     lists = name.startswith(("_foreach_", "_amp_foreach_")) and args and isinstance(args[0], (list, tuple))
@@ -143,6 +151,24 @@ def _reading(what: str) -> Callable[[Grad], torch.Tensor]:
 def _as_plain(grad: Grad) -> torch.Tensor:
     with torch._C.DisableTorchFunctionSubclass():
         return torch.Tensor.as_subclass(grad, torch.Tensor)
+
+
+def _as_it_is(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> bool:
+    """Whether a conversion gives the gradient itself, as it has the type, device and layout already."""
+    if not isinstance(args[0], Grad):
+        return False
+    with torch._C.DisableTorchFunctionSubclass():
+        layouts = [value for value in (*args[1:], *kwargs.values()) if isinstance(value, torch.memory_format)]
+        if func is torch.Tensor.contiguous:
+            layout = layouts[0] if layouts else torch.contiguous_format
+        else:
+            layout = layouts[0] if layouts else torch.preserve_format
+            probe = torch.empty((0,), dtype=args[0].dtype, device=args[0].device)
+            others = {key: value for key, value in kwargs.items() if key != "memory_format"}
+            if func(probe, *(value for value in args[1:] if not isinstance(value, torch.memory_format)), **others) is not probe:
+                return False
+        stands_in = not any(args[0].stride())  # whose own layout means nothing
+        return layout is torch.preserve_format or args[0].is_contiguous(memory_format=layout) or (stands_in and layout is torch.contiguous_format)
 
 
 def _without_values(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
@@ -260,9 +286,17 @@ def _take(of: str, name: str, slot: torch.Tensor, changed: torch.Tensor) -> None
     slot.copy_(changed.clone())  # which may be a view of the slot
 
 
+def instead(what: str, otherwise: str) -> str:
+    """What to do where the gradient's values cannot be had. A conversion is most likely the whole module's."""
+    return ("to convert a module (.to(), .cpu(), .half()) call optimizer.zero_grad() first, and convert before it is wrapped, since a step refuses "
+            f"parameters that have left the library's memory. For the gradient alone: {otherwise}") if what in _CONVERSIONS else otherwise
+
+
 def refuse_values(name: str, what: str) -> MegaDPError:
     return MegaDPError(Status.STATE, f"{what} reads values of the gradient of {name!r}, of which this rank has its shard only once backward is "
-                       f"over (sharding zero_1, zero_2): take the step by a sharded optimizer of megadp.torch, such as ShardedAdamW; {_WAYS}; values need sharding='zero_0'")
+                       "over (sharding zero_1, zero_2): " +
+                       instead(what, f"take the step by a sharded optimizer of megadp.torch, such as ShardedAdamW; {_WAYS}; values need "
+                               "sharding='zero_0'"))
 
 
 def refuse_change(name: str, what: str) -> MegaDPError:

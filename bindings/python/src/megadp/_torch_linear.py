@@ -3,11 +3,11 @@
 from typing import Any, Dict, Iterable, Optional, Sequence, Tuple, TypeVar, Union
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from ._comm import Comm
 from ._errors import MegaDPError, Status, invalid
 from ._torch_eager import eager
+from ._torch_once import once
 from ._torch_placement import mark, sum_of_bits
 from ._torch_steps import stream_of
 from .tp import Grad, Placed, TpLinear, region
@@ -27,7 +27,7 @@ class _Product(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator, unused-ignore]
+    @once("a tensor-parallel linear layer")
     def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override, unused-ignore]
         x, weight = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.needs_input_grad[:3]

@@ -9,6 +9,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from ._comm import Comm
 from ._grid import Grid
 from ._torch_eager import eager
+from ._torch_once import once
 from ._torch_placement import placement_of
 from ._torch_steps import stream_of
 
@@ -110,6 +111,7 @@ class _Normalize(torch.autograd.Function):
         return (out if bias is None else out + bias.detach().to(wide.dtype).view(shape)).to(x.dtype)
 
     @staticmethod
+    @once("SyncBatchNorm over several ranks", "use LayerNorm, GroupNorm or InstanceNorm there, or BatchNorm, of each rank's own batch")
     def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override, unused-ignore]
         normal, weight, scale = ctx.saved_tensors
         wide = grad.to(normal.dtype)

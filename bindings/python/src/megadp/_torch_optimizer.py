@@ -349,10 +349,15 @@ def _take_alone(course: Course) -> None:
     report = on_gpu is None or not course.scaled  # it waits for a GPU
     natives = [each._native for each in course.optimizers]
     wait = not model.gather_in_forward
-    if len(natives) == 1:
-        found = natives[0].step(grad_divisor=course.grad_divisor, report=report, wait=wait, stream=stream)
-    else:
-        found = step_native(natives, grad_divisor=course.grad_divisor, report=report, wait=wait, stream=stream)
+    try:
+        if len(natives) == 1:
+            found = natives[0].step(grad_divisor=course.grad_divisor, report=report, wait=wait, stream=stream)
+        else:
+            found = step_native(natives, grad_divisor=course.grad_divisor, report=report, wait=wait, stream=stream)
+    except MegaDPError as error:
+        error.text = error.text.replace("mdp_optimizer_step_many", "megadp.torch.step_many([a, b, ...])")
+        error.args = (error.args[0], error.text, *error.args[2:])
+        raise model.gradients.explained(error) from None
     for each in course.optimizers:
         each.report = found
     model._stepped()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state of sharded optimizers as torch's have it: collected from the shards of all ranks, and cut into shards again."""
 import warnings
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, MutableMapping, NamedTuple, NoReturn, Optional, Set, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, MutableMapping, NamedTuple, NoReturn, Optional, Tuple
 
 import torch
 
@@ -61,7 +61,9 @@ class ShardedState:
         self._model, self._native, self.params, self._form = model, native, params, form
         # Loaded masters of half-width parameters. They wait for the next step, since a script may load the model before or after.
         self._masters: Dict[int, torch.Tensor] = {}
-        self._begun: Set[int] = set()  # whose masters begin as the parameters: none were loaded
+        # Whose masters begin as the parameters, if torch has written these more often than so: none were loaded.
+        self._begun: Dict[int, int] = {}
+        self._settled = dict(model._writes)
         self._kept = native._place.param_states  # of single parameters, by name, in shapes of their own
         self._begins = {piece.param: piece.param_begin for piece in model.storage.owned()}
 
@@ -111,7 +113,7 @@ class ShardedState:
         for to, values in arrays:
             to.copy_(values)
         self._masters = masters
-        self._begun = {i for i, p in self.params.items() if self._form.masters and p.dtype != torch.float32 and i not in masters}
+        self._begun = {i: writes for i, writes in self._settled.items() if self._form.masters and i in self.params and i not in masters}
 
     def _cut(self, i: int, p: torch.Tensor, entry: Mapping[str, Any], array: str) -> torch.Tensor:
         name, begin, count = self._model.storage.params[i].name, self._begins.get(i, 0), as_tensor(self._native.state(i, array)).numel()
@@ -131,13 +133,14 @@ class ShardedState:
 
     def forget(self) -> None:
         """Masters have come by another way."""
-        self._masters, self._begun = {}, set()
+        self._masters, self._begun, self._settled = {}, {}, dict(self._model._writes)
 
     def settle(self) -> None:
         """Masters follow parameters that were written, and are what was loaded, where that rounds to the parameter. Local."""
         self._model._follow_writes()
         others = total = 0
-        for i in (*self._begun, *self._masters):
+        begun = [i for i, writes in self._begun.items() if self._model._writes[i] != writes]
+        for i in (*begun, *self._masters):
             view, begin, p = as_tensor(self._native.state(i, "master")), self._begins.get(i, 0), self.params[i].detach()
             values = p.reshape(-1)[begin:begin + view.numel()]
             loaded = self._masters.get(i)

@@ -17,7 +17,7 @@ from ._buffer import Buffer
 from ._comm import Comm
 from ._errors import MegaDPError, Status, invalid
 from ._tensor import Tensor
-from ._torch_grads import Grad, make, refuse_change, refuse_values
+from ._torch_grads import Grad, instead, make, refuse_change, refuse_values
 from ._torch_placement import Registered
 
 _ELEMENTS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64, "int64": torch.int64,
@@ -100,8 +100,12 @@ class Gradients:
         def arrived(number: int) -> Any:
             def hook(p: torch.nn.Parameter) -> None:
                 home = me()
-                if home is not None and not home.storage.closed:
-                    home._arrive(number, p)
+                if home is None or home.storage.closed:
+                    return
+                if p is not home.params[number]:  # torch gives each hook what the one before has returned
+                    raise invalid(f"a hook that register_post_accumulate_grad_hook has put on {home.names[number]!r} before the module was "
+                                  "wrapped has returned a value; such hooks return None, and change p.grad in place")
+                home._arrive(number, p)
 
             return hook
 
@@ -163,12 +167,13 @@ class Gradients:
         if self.phase == REDUCED and dropped:  # zero_grad of the wrapped module, after a step that was not taken
             self._begin_anew()
         if self.phase == REDUCED or (self.phase == LAST and (self._arrived[number] or not self._last)):
-            raise self._again(number)
+            raise self._again(number, given_up=grad is not view and not self._lifted[number])
         if self.phase == USED or (self.phase == ADDING and (self._new_pass or self._arrived[number])):
             self._begin_pass()
         if (grad is view or self._lifted[number]) and not (self._clean[number] or self._held[number]):
             raise MegaDPError(Status.STATE, f"backward adds to the gradient that the last step has used up, of {self.names[number]!r}: "
-                              "call optimizer.zero_grad() between step() and the next backward()", param=number)
+                              "call optimizer.zero_grad() between step() and the next backward(), which may also be that of another "
+                              "model's loss that goes through this one", param=number)
         if grad is view:
             self.storage.ready(number, stream=stream_of(p))
         else:
@@ -190,13 +195,16 @@ class Gradients:
                               "graph; such graphs are not kept. Where a loss has gradients in it, torch.autograd.grad(..., create_graph=True) "
                               "gives them, and backward() of that loss comes without create_graph", param=number)
 
-    def _again(self, number: int) -> MegaDPError:
-        return MegaDPError(Status.STATE, f"a second backward() has brought a gradient of {self.names[number]!r} before the step was taken. To "
-                           "accumulate gradients, put the forward and backward of all batches but a step's last into `with "
-                           "model.no_sync():`; losses of one batch are added before one backward(); a layer that is used in several checkpoints wants "
-                           "torch.utils.checkpoint with use_reentrant=False. If the step is taken by another "
-                           "optimizer than megadp.torch's, call model.stepped() after it; optimizer.zero_grad() throws gradients away",
-                           param=number)
+    def _again(self, number: int, given_up: bool) -> MegaDPError:
+        if given_up:
+            return MegaDPError(Status.STATE, "gradients of the backward() before this one were thrown away by p.grad = None or by zero_grad() of the "
+                               "wrapped module, and are being reduced: to give up a batch, call zero_grad() of the optimizer or the wrapper on all "
+                               f"ranks (second gradient of {self.names[number]!r})", param=number)
+        return MegaDPError(Status.STATE, "take the step before the next backward(), or, to accumulate gradients, put the forward and backward of all "
+                           "batches but a step's last into `with model.no_sync():`; optimizer.zero_grad() on all ranks throws gradients away. "
+                           f"This second backward() has brought a gradient of {self.names[number]!r} again: losses of one batch are added before one "
+                           "backward(); a layer that is used in several checkpoints wants torch.utils.checkpoint with use_reentrant=False; after "
+                           "the step of another optimizer than megadp.torch's call model.stepped()", param=number)
 
     def _begin_pass(self) -> None:
         if not self._last or self._told or self._anew:
@@ -264,7 +272,7 @@ class Gradients:
                 raise
             if needed or error.code != Status.NUMERIC:
                 self._begin_anew()
-                raise self._explained(error) from None
+                raise self.explained(error) from None
         self.phase, self._clean = REDUCED, bytearray(len(self.names))
         self._give_views()
 
@@ -277,14 +285,14 @@ class Gradients:
                 raise
         self._arrived[number] = 1
 
-    def _explained(self, error: MegaDPError) -> MegaDPError:
+    def explained(self, error: MegaDPError) -> MegaDPError:
         if error.code not in (Status.PEER, Status.DESYNC, Status.TIMEOUT):
             return error
         if error.code == Status.DESYNC and self.pooled:
             error.text += ". With zero_2 all ranks make as many passes inside no_sync"
         error.text += (". If the data of that rank has ended earlier: give all ranks the same number of batches (DistributedSampler), or let "
-                       "one without data call model.sync() in place of forward and backward as long as others go on. If it collects the "
-                       "optimizer's state_dict(), all ranks have to")
+                       "one without data call model.sync() in place of forward and backward as long as others go on. What is called on all ranks or "
+                       "on none: zero_grad() after a backward() that no step has used, norms and values of .grad, the optimizer's state_dict()")
         error.args = (error.args[0], error.text, *error.args[2:])
         return error
 
@@ -342,6 +350,7 @@ class Gradients:
         self._lifted = bytearray(len(self.names))  # by a backward that has raised
         if self.phase == LAST or (self.pooled and self.phase == ADDING):
             for i, p in self.params.items():  # whatever was done to them is of no interest any more
+                self._registered.check_memory(i, p)  # one that was converted takes no such gradient
                 p.grad, self._versions[i] = self._views[i], self._slots[i]._version
             self.finish(needed=False, thrown_away=True)
         if self.phase == REDUCED:
@@ -384,10 +393,12 @@ class Gradients:
     def values(self, number: int, what: str) -> torch.Tensor:
         name = self.names[number]
         if self._backward:
-            raise MegaDPError(Status.STATE, f"{what} reads the gradient of {name!r} while backward is under way", param=number)
+            raise MegaDPError(Status.STATE, f"{what} reads the gradient of {name!r} while backward is under way, or after one that has "
+                              "raised: " + instead(what, "wait until backward() has returned; after an error optimizer.zero_grad() on all ranks "
+                                                   "throws gradients away"), param=number)
         if self.phase == USED and not self._clean[number] and not self.whole:
-            raise MegaDPError(Status.STATE, f"{what} reads the gradient of {name!r} after the step has used it up: read norms between "
-                              "backward and step", param=number)
+            raise MegaDPError(Status.STATE, f"{what} reads the gradient of {name!r} after the step has used it up: " +
+                              instead(what, "read norms between backward and step"), param=number)
         if not self.local():
             if not self.whole:
                 raise refuse_values(name, what)

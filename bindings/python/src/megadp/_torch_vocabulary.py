@@ -9,6 +9,7 @@ from ._comm import Comm, choice
 from ._errors import invalid
 from ._torch_eager import eager
 from ._torch_linear import Part, Shared, check_drawn
+from ._torch_once import once
 from ._torch_placement import mark
 from ._torch_steps import stream_of
 from .tp import CrossEntropy, Embedding, Grad, Placed, region, share_of_others
@@ -45,7 +46,7 @@ class _Losses(torch.autograd.Function):
         return losses
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator, unused-ignore]
+    @once("vocab_parallel_cross_entropy")
     def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override, unused-ignore]
         logits, targets, saved = ctx.saved_tensors
         of_logits = torch.empty_like(logits)

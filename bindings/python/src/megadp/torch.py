@@ -155,6 +155,7 @@ class DataParallel(torch.nn.Module):
         self.storage.broadcast()
         # Of those whose masters have more bits, what was written last. Where torch writes it counts; the library's writes do not.
         self._versions = {i: p._version for i, p in self.trained.items() if p.dtype != torch.float32}
+        self._writes = dict.fromkeys(self._versions, 0)  # how often torch's have been followed
 
     def _share_the_rest(self, buffers_too: bool) -> None:
         broadcast_each(self._comm, [p.data for _, p in self._left_out])
@@ -296,6 +297,7 @@ class DataParallel(torch.nn.Module):
         for i, version in written.items():
             self.storage.write(i, self.trained[i].detach().clone(), stream=stream_of(self.trained[i]))
             self._versions[i] = version
+            self._writes[i] += 1
 
     def _loaded(self) -> None:
         """The library has written parameters and module buffers, alike on all ranks, and knows the masters. Local."""
