@@ -800,12 +800,12 @@ MDP_API mdp_status mdp_microbatch_begin(mdp_buffer* buffer, int32_t is_last);
 MDP_API mdp_status mdp_param_wait(mdp_buffer* buffer, size_t param, mdp_stream consumer);
 
 /* Copies a parameter out of, or into, the library's memory, cast between f32, bf16, f16 and f64 (to nearest even); its shape, any strides.
- * Waits as mdp_param_wait. Write the same on all ranks and stages that have it, or call mdp_buffer_broadcast; its master follows at the
- * next step, where it does not round to what was written. Local. Errors: STATE (frozen). */
+ * Waits as mdp_param_wait. Write the same on all ranks and stages that have it, or call mdp_buffer_broadcast; its master follows where
+ * it does not round to that. Local. Errors: STATE (frozen; in a step). */
 MDP_API mdp_status mdp_param_read(mdp_buffer* buffer, size_t param, const mdp_tensor* to, mdp_stream stream);
 MDP_API mdp_status mdp_param_write(mdp_buffer* buffer, size_t param, const mdp_tensor* from, mdp_stream stream);
 
-/* To be called after parameters were written through views: their masters follow as with mdp_param_write. Local. */
+/* To be called after writes through parameter views: masters follow as with mdp_param_write. Local. */
 MDP_API mdp_status mdp_param_changed(mdp_buffer* buffer);
 
 /* Copies a gradient into its slot and counts it as ready: the parameter's shape, any strides, f32, bf16, f16 or f64. The first of a step
@@ -925,8 +925,8 @@ MDP_API mdp_status mdp_optimizer_step_finish(mdp_optimizer* optimizer, int32_t f
 
 /* Puts the averages of its parameters (config.average_decay), rounded, in their place on all ranks; called again, what was there, bit for
  * bit. Meanwhile gradients, steps, checkpoints, "master" and writes of parameters are STATE in all of the buffer. Collective over the
- * world; returns at once with out, else when parameters are whole. Errors: STATE (no average; another optimizer's are there; the caller's
- * update is under way or has failed). */
+ * world; returns at once with out, else when parameters are whole. Errors: STATE (no average; another optimizer's are there; in
+ * backward; the caller's update is under way or has failed). */
 MDP_API mdp_status mdp_optimizer_swap_average(mdp_optimizer* optimizer, mdp_stream stream, mdp_request** out);
 
 /* The owned slice of one parameter's "master" (INVALID with NO_MASTER), "average", or of what the rule keeps, by name: f32, or state_dtype
@@ -964,8 +964,8 @@ MDP_API mdp_status mdp_checkpoint_save(const mdp_checkpoint_config* config, mdp_
 
 /* Loads the newest checkpoint; or, with MDP_CHECKPOINT_PARAMS_ONLY, a model: a safetensors file of whole arrays, an index (.json) of
  * several, or a folder with model.safetensors or its index. Collective, blocking, as mdp_checkpoint_save. Errors, on all ranks: INVALID
- * (another model or rule), UNSUPPORTED (a later version), SYSTEM, CORRUPT. Mostly nothing has changed; where data was found CORRUPT
- * half-way, parameters, views, states and steps are STATE until one has been loaded. */
+ * (another model or rule), STATE (in a step), UNSUPPORTED (a later version), SYSTEM, CORRUPT. Mostly nothing has changed; where data was
+ * found CORRUPT half-way, parameters, views, states and steps are STATE until one has been loaded. */
 MDP_API mdp_status mdp_checkpoint_load(const mdp_checkpoint_config* config);
 
 /* The newest checkpoint's path and manifest, or a model's, as JSON. Local. Text: see mdp_info. Errors: SYSTEM, CORRUPT, UNSUPPORTED. */
