@@ -94,11 +94,13 @@ Status Optimizer::submit_average(uint32_t number) {
 }
 
 Status Optimizer::settle_owned() {
-  const bool has_masters = !impl_->config.no_master;
   for (const size_t param : covered()) {
-    if (auto fresh = has_masters ? state(param, kMasterState) : Result<Slice>(Slice{}); !fresh) return fresh.status();
-    if (!impl_->averages()) continue;
-    if (auto begun = state(param, kAverageState); !begun) return begun.status();
+    if (!impl_->config.no_master) {
+      if (auto fresh = state(param, kMasterState); !fresh) return fresh.status();
+    }
+    if (impl_->averages()) {
+      if (auto begun = state(param, kAverageState); !begun) return begun.status();
+    }
   }
   return {};
 }

@@ -82,7 +82,7 @@ class Params {
   std::vector<uint64_t> replacements_;              // of each parameter the version of the last one
   std::vector<std::shared_ptr<Transfer>> gathers_;  // of each bucket the last
   std::shared_ptr<Event> updated_;                  // the end of the last update on the channel of gradients
-  std::shared_ptr<Event> passed_;                   // the end of the last gather, or broadcast
+  std::shared_ptr<Event> passed_;                   // the end of the last gather or broadcast, or of what was done apart
   Traffic traffic_;
   std::vector<bool> swapped_;     // by parameter
   std::atomic<size_t> swaps_{0};  // of optimizers

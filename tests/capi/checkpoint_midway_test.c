@@ -158,18 +158,22 @@ static void not_all_ranks_have_a_gradient(void** state) {
 
 /* ── Averages and masters ── */
 
-/* What is written and written back in between is a write on all ranks, or on none, also where one rank alone writes the piece. */
-static void save_between_writes(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
-  (void)argument;
+/* Of one element, which all ranks have with its state, and of which one rank alone writes the piece of a checkpoint. */
+static model single_of(const mdp_unique_id* id, int32_t rank, int32_t n, const mdp_optimizer_config* rule) {
   static const char* const names[] = {"single"};
   SIZED(mdp_buffer_config, config);
   config.sharding = MDP_SHARDING_ZERO_0;
   model m = model_of(comm_open(id, rank, n, UINT64_C(20000000000)), 1, names, 1, &config);
-  SIZED(mdp_optimizer_config, rule);
-  rule.rule = MDP_RULE_SGD;
-  rule.lr = 1.0 / 4096;
-  add_optimizer(&m, &rule);
+  add_optimizer(&m, rule);
   write_param(&m, 0, 1);
+  return m;
+}
+
+/* What is written and written back in between is a write on all ranks, or on none. */
+static void save_between_writes(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  (void)argument;
+  const mdp_optimizer_config rule = {.struct_size = sizeof rule, .rule = MDP_RULE_SGD, .lr = 1.0 / 4096};
+  model m = single_of(id, rank, n, &rule);
   put(&m, 0, 1);
   step_and_wait(m.optimizers[0]);
   char directory[600];
@@ -192,14 +196,8 @@ static void masters_of_replicas_stay_the_same(void** state) {
 /* The rank that writes a piece begins the average with it; so does every other that has the same. */
 static void save_write_swap(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
   (void)argument;
-  static const char* const names[] = {"single"};
-  SIZED(mdp_buffer_config, config);
-  config.sharding = MDP_SHARDING_ZERO_0;
-  model m = model_of(comm_open(id, rank, n, UINT64_C(20000000000)), 1, names, 1, &config);
-  SIZED(mdp_optimizer_config, rule);
-  rule.average_decay = 0.5;
-  add_optimizer(&m, &rule);
-  write_param(&m, 0, 1);
+  const mdp_optimizer_config rule = {.struct_size = sizeof rule, .average_decay = 0.5};
+  model m = single_of(id, rank, n, &rule);
   char directory[600];
   snprintf(directory, sizeof directory, "%s/averages", folder);
   OK(with_parts(&m, save, directory, NULL, 0));

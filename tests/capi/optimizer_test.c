@@ -305,7 +305,9 @@ static void idle_step(mdp_buffer* buffer, mdp_optimizer* optimizer) {
   mdp_request_free(stepped);
 }
 
-static mdp_buffer* register_kinds(mdp_grid* grid, mdp_sharding sharding) {
+static job kinds_open(const mdp_unique_id* id, int32_t rank, int32_t n, mdp_sharding sharding, const mdp_optimizer_config* config) {
+  job j = {.comm = comm_open(id, rank, n, UINT64_C(20000000000))};
+  OK(mdp_grid_create(j.comm, NULL, &j.grid));
   static const char* const kind_names[KINDS] = {"bf16", "f16", "f32"};
   mdp_param params[KINDS];
   memset(params, 0, sizeof params);
@@ -318,34 +320,28 @@ static mdp_buffer* register_kinds(mdp_grid* grid, mdp_sharding sharding) {
   }
   SIZED(mdp_buffer_config, buffers);
   buffers.sharding = sharding;
-  mdp_buffer* buffer = NULL;
-  OK(mdp_buffer_register(NULL, grid, &buffers, params, KINDS, &buffer));
-  return buffer;
+  OK(mdp_buffer_register(NULL, j.grid, &buffers, params, KINDS, &j.buffer));
+  OK(mdp_optimizer_create(j.buffer, config, &j.optimizer));
+  return j;
 }
 
 static void write_and_step(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
-  mdp_comm* comm = comm_open(id, rank, n, UINT64_C(20000000000));
-  mdp_grid* grid = NULL;
-  OK(mdp_grid_create(comm, NULL, &grid));
-  mdp_buffer* buffer = register_kinds(grid, *(const mdp_sharding*)argument);
   SIZED(mdp_optimizer_config, config);
   config.beta1 = 0.5;
   config.beta2 = 0.75;
-  mdp_optimizer* optimizer = NULL;
-  OK(mdp_optimizer_create(buffer, &config, &optimizer));
+  job j = kinds_open(id, rank, n, *(const mdp_sharding*)argument, &config);
+  mdp_buffer* const buffer = j.buffer;
+  mdp_optimizer* const optimizer = j.optimizer;
   for (size_t p = 0; p < KINDS; ++p) write_param(buffer, p, 1);
   write_state(buffer, optimizer, 0, 1); /* before the first step */
   idle_step(buffer, optimizer);
   check_state(buffer, optimizer, 0);
   for (size_t p = 0; p < KINDS; ++p) write_param(buffer, p, 7);
   write_state(buffer, optimizer, 1, 7); /* after the parameters were written */
-  OK(mdp_barrier(comm, NULL));          /* f32 parameters are their own masters, and all ranks must have read theirs */
+  OK(mdp_barrier(j.comm, NULL));        /* f32 parameters are their own masters, and all ranks must have read theirs */
   idle_step(buffer, optimizer);
   check_state(buffer, optimizer, 1);
-  mdp_optimizer_destroy(optimizer);
-  mdp_buffer_destroy(buffer);
-  mdp_grid_destroy(grid);
-  mdp_comm_destroy(comm);
+  job_close(&j);
 }
 
 static void written_state_holds(void** state) {
@@ -383,15 +379,12 @@ enum {
 /* Of a script that writes into parameters between steps, such as a clamp: the master of what is as it was keeps all its digits. After a
  * broadcast masters that several ranks have are the parameter. */
 static void write_between_steps(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
-  mdp_comm* comm = comm_open(id, rank, n, UINT64_C(20000000000));
-  mdp_grid* grid = NULL;
-  OK(mdp_grid_create(comm, NULL, &grid));
-  mdp_buffer* buffer = register_kinds(grid, *(const mdp_sharding*)argument);
   SIZED(mdp_optimizer_config, config);
   config.rule = MDP_RULE_SGD;
   config.lr = 1.0 / 4096;
-  mdp_optimizer* optimizer = NULL;
-  OK(mdp_optimizer_create(buffer, &config, &optimizer));
+  job j = kinds_open(id, rank, n, *(const mdp_sharding*)argument, &config);
+  mdp_buffer* const buffer = j.buffer;
+  mdp_optimizer* const optimizer = j.optimizer;
   float values[LENGTH];
   const mdp_tensor t = tensor_of(MDP_DTYPE_F32, values, &written_length);
   for (int step = 0; step < SMALL_STEPS; ++step) {
@@ -424,10 +417,7 @@ static void write_between_steps(const mdp_unique_id* id, int32_t rank, int32_t n
     }
     OK(mdp_buffer_broadcast(buffer, 0, NULL));
   }
-  mdp_optimizer_destroy(optimizer);
-  mdp_buffer_destroy(buffer);
-  mdp_grid_destroy(grid);
-  mdp_comm_destroy(comm);
+  job_close(&j);
 }
 
 static void what_is_not_written_keeps_its_digits(void** state) {
