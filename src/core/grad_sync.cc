@@ -7,6 +7,7 @@
 #include <limits>
 #include <utility>
 
+#include "base/hash.h"
 #include "core/gradients.h"
 
 namespace megadp {
@@ -63,7 +64,75 @@ Result<SyncHeader> Gradients::settle_missing() {
     const std::string more = text(header.text, ", nor did ", missing - 1, " more");
     std::strncpy(header.text, more.c_str(), sizeof header.text - 1);
   }
+  tell_lacking(&header);
   return header;
+}
+
+// The parameters of a part that tensor-parallel ranks update each by itself, with the gradient that each has.
+std::vector<size_t> Gradients::replicated(bool expert) const {
+  const Plan& plan = arenas_->plan();
+  std::vector<size_t> found;
+  if (plan.grid.size(Grid::tp_axes(expert)) == 1) return found;
+  for (size_t param = 0; param < plan.params.size(); ++param) {
+    const ParamSpec& spec = plan.params[param];
+    const bool is_one = spec.placement != Placement::sharded && !is_partial(spec.placement);
+    if (spec.expert == expert && !spec.frozen && is_one) found.push_back(param);
+  }
+  return found;
+}
+
+void Gradients::tell_lacking(SyncHeader* header) const {
+  for (const bool expert : {false, true}) {
+    const size_t part = expert ? 1 : 0;
+    for (const size_t param : replicated(expert)) {
+      if (states_[param].has_gradient || states_[param].had_gradient) continue;
+      const std::string& name = arenas_->plan().params[param].name;
+      ++header->lacking[part];
+      header->lacking_digest[part] ^= hash_bytes(name.data(), name.size());
+    }
+  }
+}
+
+// Where one of them has none, and takes zero for it or skips it, replicas would come apart. of_ranks: of each rank of the grid what it
+// told.
+Status Gradients::compare_lacking(std::span<const SyncHeader> of_ranks) const {
+  const Grid& grid = arenas_->plan().grid;
+  const std::vector<int>& world_ranks = arenas_->grid()->world()->group().members();
+  const auto told = [&](int rank) { return Told{world_ranks[static_cast<size_t>(rank)], of_ranks[static_cast<size_t>(rank)]}; };
+  for (const bool expert : {false, true}) {
+    if (grid.size(Grid::tp_axes(expert)) == 1) continue;
+    const size_t part = expert ? 1 : 0;
+    for (const std::vector<int>& neighbours : grid.groups(Grid::tp_axes(expert))) {
+      const Told first = told(neighbours.front());
+      const auto other = std::find_if(neighbours.begin(), neighbours.end(), [&](int rank) {
+        return told(rank).header.lacking_digest[part] != first.header.lacking_digest[part];
+      });
+      if (other != neighbours.end()) return lacks_gradient(expert, first, told(*other));
+    }
+  }
+  return {};
+}
+
+// Of two ranks that differ in it. If they do in one parameter, the difference of what they told is the hash of its name.
+Status Gradients::lacks_gradient(bool expert, const Told& a, const Told& b) const {
+  const size_t part = expert ? 1 : 0;
+  const bool a_lacks = a.header.lacking[part] > b.header.lacking[part];
+  const uint64_t difference = a.header.lacking_digest[part] ^ b.header.lacking_digest[part];
+  Blame blame{.rank = a_lacks ? a.rank : b.rank};
+  std::string which = "a parameter";
+  for (const size_t param : replicated(expert)) {
+    const std::string& name = arenas_->plan().params[param].name;
+    if (hash_bytes(name.data(), name.size()) != difference) continue;
+    which = param_label(param, name);
+    blame.param = static_cast<int64_t>(param);
+    blame.bucket = static_cast<int32_t>(arenas_->place(param).bucket);
+  }
+  return Status(
+      Code::state,
+      text("mdp_grad_sync: rank ", blame.rank, " has no gradient of ", which, " in this step, and rank ", a_lacks ? b.rank : a.rank,
+           " has one; both hold it as replicated over tensor-parallel ranks, where it would come apart: put or skip it on both, ",
+           "or register it as PARTIAL_SUM if each rank has a part of its gradient"),
+      blame);
 }
 
 Status Gradients::submit_agreements(const SyncHeader& header) {
@@ -92,16 +161,15 @@ Status Gradients::submit_agreements(const SyncHeader& header) {
 Status Gradients::evaluate_agreements() {
   int problem_rank = -1;
   SyncHeader problem{};
-  std::vector<double> tokens(static_cast<size_t>(arenas_->plan().grid.world()));
+  std::vector<SyncHeader> headers(static_cast<size_t>(arenas_->plan().grid.world()));
   Status counts;
   for (Agreement& agreement : agreements_) {
     const std::vector<int>& members = agreement.comm->group().members();
     std::vector<std::byte> all(agreement.bytes * members.size());
     if (Status read = arenas_->backend().control().read(all.data(), agreement.receive->data(), all.size()); !read) return read;
     for (size_t r = 0; r < members.size(); ++r) {
-      SyncHeader header;
+      SyncHeader& header = headers[static_cast<size_t>(agreement.ranks[r])];
       std::memcpy(&header, all.data() + r * agreement.bytes, sizeof header);
-      tokens[static_cast<size_t>(agreement.ranks[r])] = header.tokens;
       if (is_pooled() && header.microbatches != microbatch_ && counts.ok()) {
         counts = Status(Code::desync,
                         text("mdp_grad_sync: rank ", members[r], " has made ", header.microbatches, " microbatches in this step, rank ",
@@ -127,7 +195,10 @@ Status Gradients::evaluate_agreements() {
   if (!counts) arenas_->context().world->fail(counts);  // reductions of one will not be met by the other
   if (!counts) return counts;
   if (problem_rank < 0 || problem.problem == kSyncNonfinite) {
+    if (Status alike = compare_lacking(headers); !alike) return alike;
     const bool wanted = arenas_->plan().config.scaling == Scaling::tokens && !at_once_;
+    std::vector<double> tokens;
+    for (const SyncHeader& one : headers) tokens.push_back(one.tokens);
     const Status added = wanted ? add_tokens(tokens).with_context("mdp_grad_sync") : Status();
     if (!added || problem_rank < 0) return added;
   }

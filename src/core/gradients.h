@@ -53,8 +53,12 @@ struct SyncHeader {
   int64_t param;
   uint32_t microbatches;  // of this step
   uint32_t reserved;
-  double tokens;  // likewise; not a number if none were given
-  char text[224];
+  // Of the dense part and the expert part the replicated parameters of which this rank has no gradient in this step: how many, and hashes
+  // of their names, combined so that what two ranks have in common cancels out.
+  uint32_t lacking[2];
+  uint64_t lacking_digest[2];
+  double tokens;  // of this step; not a number if none were given
+  char text[200];
 
   void set_problem(uint32_t what, const std::string& sentence, int64_t of_param, int32_t of_bucket);
 };
@@ -274,6 +278,14 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   Status submit_sync(bool keeps);
   bool can_keep() const;
   Status submit_agreements(const SyncHeader& header);
+  std::vector<size_t> replicated(bool expert) const;
+  void tell_lacking(SyncHeader* header) const;
+  Status compare_lacking(std::span<const SyncHeader> of_ranks) const;
+  struct Told {
+    int rank;  // of the world
+    const SyncHeader& header;
+  };
+  Status lacks_gradient(bool expert, const Told& a, const Told& b) const;
   Status evaluate_agreements();
   Status complete_sync();
   // In grad_order.cc.

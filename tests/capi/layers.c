@@ -25,7 +25,7 @@ mdp_status model_try(mdp_comm* comm, const kind* k, model* m) {
     params[p].ndim = 1;
     params[p].shape = &lengths[p];
     params[p].uses_per_step = k->uses;
-    params[p].placement = MDP_PLACEMENT_SHARDED;
+    params[p].placement = k->placement != 0 ? k->placement : MDP_PLACEMENT_SHARDED;
     if (k->use_order != NULL) params[p].use_order = k->use_order[p];
     if (k->ep > 1 && p % 2 == 1) params[p].param_class = MDP_PARAM_CLASS_EXPERT;
   }

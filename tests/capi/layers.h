@@ -18,6 +18,7 @@ typedef struct {
   uint64_t pool_buckets, spill_limit, bucket_elements, flags;
   int32_t uses, tp, ep, instances;
   mdp_missing missing;
+  mdp_placement placement;  /* 0: SHARDED */
   double max_grad_norm;     /* 0: 1; below 0: no clipping */
   const int32_t* use_order; /* of each layer; NULL: 0 */
 } kind;

@@ -3,6 +3,8 @@
  * Gradients are small whole numbers, so that all orders of adding have the same bits. */
 #include "layers.h"
 
+#include <string.h>
+
 static int setup(void** state) {
   (void)state;
   be_alone();
@@ -140,7 +142,64 @@ static void shardings_miss_alike(void** state) {
   }
 }
 
+/* Whether a rank of the data-parallel index `dp` puts layer p in a step; the tensor-parallel neighbour does the same, but that in every
+ * third step one of the two does otherwise about one layer. */
+static int tp_puts(int32_t tp, int32_t dp, int p, int step) {
+  const int puts = (step * 3 + p * 5 + dp * 7) % 4 < 2;
+  return step % 3 == 2 && tp == step / 3 % 2 && p == step % LAYERS && dp == step % 2 ? !puts : puts;
+}
+
+/* Where a parameter is replicated over tensor-parallel ranks, these update it each by itself: they are to have gradients of the same. */
+static void train_replicated(mdp_comm* comm, const void* argument) {
+  const kind* k = argument;
+  model m = model_on(comm, k);
+  const int32_t tp = m.rank % 2, dp = m.rank / 2;
+  for (int step = 0; step < STEPS; ++step) {
+    int differ = -1;
+    for (int b = 0; b < 2; ++b) { /* in which of the two they bring it is all one */
+      OK(mdp_microbatch_begin(m.buffer, b));
+      for (int p = 0; p < LAYERS; ++p) {
+        float values[LONGEST];
+        for (int64_t i = 0; i < lengths[p]; ++i) values[i] = gradient(dp, p, i, step, 0);
+        const mdp_tensor t = tensor_of(MDP_DTYPE_F32, values, &lengths[p]);
+        if (b == (p + tp) % 2 && tp_puts(tp, dp, p, step)) OK(mdp_grad_put(m.buffer, (size_t)p, &t, 0, NULL));
+      }
+    }
+    for (int p = LAYERS; p-- > 0;) {
+      for (int32_t d = 0; d < m.size / 2; ++d) {
+        if (tp_puts(0, d, p, step) != tp_puts(1, d, p, step)) differ = p;
+      }
+    }
+    if (k->placement != MDP_PLACEMENT_REPLICATED) differ = -1;
+    if (differ < 0) {
+      OK(mdp_grad_sync(m.buffer, 0, NULL));
+      step_and_wait(m.optimizer);
+      continue;
+    }
+    FAILS(MDP_E_STATE, "replicated over tensor-parallel ranks", mdp_grad_sync(m.buffer, 0, NULL));
+    SIZED(mdp_error_info, info);
+    OK(mdp_last_error_info(&info));
+    const int32_t lacks = step % 2 * 2 + (tp_puts(0, step % 2, differ, step) ? 1 : 0);
+    CHECK(info.rank == lacks && info.param == differ && strstr(info.text, names[differ]) != NULL);
+    OK(mdp_buffer_zero_grad(m.buffer, NULL));
+  }
+  model_drop(&m);
+}
+
+static void replicas_have_the_same_gradients(void** state) {
+  (void)state;
+  static const mdp_placement placements[] = {MDP_PLACEMENT_REPLICATED, MDP_PLACEMENT_SHARDED, MDP_PLACEMENT_PARTIAL_SUM};
+  for (mdp_missing missing = MDP_MISSING_ZERO; missing <= MDP_MISSING_SKIP; ++missing) {
+    for (mdp_sharding sharding = MDP_SHARDING_ZERO_0; sharding <= MDP_SHARDING_ZERO_2; ++sharding) {
+      for (int i = 0; i < 3; ++i) {
+        const kind k = {.missing = missing, .sharding = sharding, .tp = 2, .placement = placements[i]};
+        run_on_comms(4, train_replicated, &k);
+      }
+    }
+  }
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {TEST(shardings_judge_alike), TEST(shardings_miss_alike)};
+  const struct CMUnitTest tests[] = {TEST(shardings_judge_alike), TEST(shardings_miss_alike), TEST(replicas_have_the_same_gradients)};
   return cmocka_run_group_tests(tests, setup, NULL);
 }
