@@ -182,7 +182,7 @@ void Supervisor::wait_for_something() {
 }
 
 void Supervisor::read_output(RankOutput& stream, size_t most) {
-  std::array<char, 65536> buffer;
+  std::array<char, 16384> buffer;
   for (size_t i = 0; i < most && stream.fd.open(); ++i) {
     const ssize_t got = read(stream.fd.get(), buffer.data(), buffer.size());
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;

@@ -125,7 +125,7 @@ mdp_status mdp_buffer_broadcast(mdp_buffer* buffer, int32_t root, mdp_request** 
     if (Status status = check_request_out(out); !status) return status;
     if (Status status = check_handle(buffer, "buffer", Need::all_ranks); !status) return status;
     auto request = prepare_request(out, buffer->context, buffer->object);
-    auto pending = buffer->object->params().broadcast(root, out != nullptr);
+    auto pending = buffer->object->broadcast(root, out != nullptr);
     if (!pending) return pending.status();
     return give_request(std::move(request), *std::move(pending), out);
   });

@@ -7,6 +7,7 @@
 
 #include <cerrno>
 #include <mutex>
+#include <utility>
 
 #include "api/intake.h"
 
@@ -15,10 +16,10 @@ namespace megadp {
 Result<int> event_descriptor(Context& context) {
   const std::lock_guard lock(context.mutex);
   if (!context.event_fd.valid()) {
-    const int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK | EFD_SEMAPHORE);
-    if (fd < 0) return system_error("eventfd", errno);
-    context.event_fd = Fd(fd);
-    context.notified_fd = fd;
+    Fd fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK | EFD_SEMAPHORE));
+    if (!fd.valid()) return system_error("eventfd", errno);
+    context.notified_fd = fd.get();
+    context.event_fd = std::move(fd);
   }
   return context.event_fd.get();
 }

@@ -10,6 +10,14 @@
 
 namespace megadp {
 
+Fd::Fd(int fd) noexcept : fd_(fd) {
+  if (fd < 0 || fd > STDERR_FILENO) return;
+  fd_ = ::fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+  const int error = errno;
+  ::close(fd);
+  errno = error;
+}
+
 Fd& Fd::operator=(Fd&& other) noexcept {
   if (this != &other) {
     if (fd_ >= 0) ::close(fd_);
@@ -23,9 +31,15 @@ Fd::~Fd() {
 }
 
 Result<Fd> duplicate(const Fd& fd) {
-  Fd copy(::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0));
+  Fd copy(::fcntl(fd.get(), F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
   if (!copy.valid()) return system_error(text("duplicating descriptor ", fd.get()), errno);
   return copy;
+}
+
+void occupy_standard_descriptors() noexcept {
+  int fd = 0;
+  while (fd >= 0 && fd <= STDERR_FILENO) fd = ::open("/dev/null", O_RDWR | O_CLOEXEC);
+  if (fd >= 0) ::close(fd);
 }
 
 }  // namespace megadp

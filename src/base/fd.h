@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fd: an owned file descriptor.
+// Fd: an owned file descriptor, never 0, 1 or 2: where those are closed, what a program prints goes to whoever has their numbers then.
 #pragma once
 
 #include "base/status.h"
@@ -9,7 +9,8 @@ namespace megadp {
 class Fd {
  public:
   Fd() noexcept = default;
-  explicit Fd(int fd) noexcept : fd_(fd) {}
+  // Owns fd, or in the place of 0, 1 or 2 a duplicate. Not valid, with errno, if fd is not, or there is no room for that.
+  explicit Fd(int fd) noexcept;
   Fd(Fd&& other) noexcept : fd_(other.release()) {}
   Fd& operator=(Fd&& other) noexcept;
   ~Fd();
@@ -27,5 +28,8 @@ class Fd {
 
 // The same descriptor once more, close-on-exec.
 Result<Fd> duplicate(const Fd& fd);
+
+// Takes those of 0, 1 and 2 that are closed, and keeps them: for libraries that open descriptors of their own, with any number.
+void occupy_standard_descriptors() noexcept;
 
 }  // namespace megadp

@@ -28,4 +28,5 @@ set(MEGADP_control_SOURCES
     net/bounded_call.cc
     net/frame.cc
     net/link.cc
+    net/not_in_child.cc
     net/socket.cc)

@@ -65,6 +65,19 @@ Status Buffer::gather_params() {
   return end ? (*end)->await() : end.status();
 }
 
+// What is tied is broadcast on the channel of gradients, and must not wait there for a reduction that another rank has not come to.
+Result<std::shared_ptr<Request>> Buffer::broadcast(int root, bool want_request) {
+  constexpr const char* kCall = "mdp_buffer_broadcast";
+  if (!arenas().ties().empty()) {
+    const std::vector<int>& members = arenas().grid()->world()->group().members();
+    const auto launched = exchange_as<Gradients::Launched>(*context().world, members, kCall, gradients().launched_of_step());
+    if (!launched) return launched.status();
+    const Status alike = gradients().check_launched_alike(kCall, *launched);
+    if (Status agreed = agree(*context().world, members, {kCall}, alike); !agreed) return agreed;
+  }
+  return params().broadcast(root, want_request);
+}
+
 // The dense and the expert part are compared even if they are empty: another rank's may not be.
 Status Buffer::agree_on_registration() {
   const Replica held = registered(

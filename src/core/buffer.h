@@ -36,6 +36,9 @@ class Buffer {
   // world, blocking.
   Status gather_params();
 
+  // As Params::broadcast.
+  Result<std::shared_ptr<Request>> broadcast(int root, bool want_request);
+
   // Compares what ranks should hold alike. Collective over the grid's world; the same outcome on all ranks. In verify.cc.
   Status verify();
 

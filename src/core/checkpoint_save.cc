@@ -3,8 +3,10 @@
 // thread while the training goes on.
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <numeric>
 #include <optional>
+#include <system_error>
 #include <utility>
 
 #include "base/hash.h"
@@ -39,6 +41,9 @@ class Save {
   // In the background, from a copy. The others write also if this rank cannot, and learn of it.
   Result<std::shared_ptr<Request>> start() {
     if (Status ready = prepare(); !ready) return ready;
+    std::error_code unknown;  // where the program is now: it may go elsewhere before the thread writes
+    const std::filesystem::path here = std::filesystem::absolute(config_.directory, unknown);
+    if (!unknown) write_->directory = here.string();
     const Status mine = attempt([this]() -> Status {
       write_->given_up = given_up();
       if (Status collected = collect(); !collected) return collected;

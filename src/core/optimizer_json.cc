@@ -110,7 +110,8 @@ bool Optimizer::is_stored_as(const StoredOptimizer& stored) const {
 
 Result<std::optional<LossScale>> Optimizer::loss_scale_from(const StoredOptimizer& stored) const {
   const auto json = JsonValue::parse(stored.info);
-  const JsonValue* const given = json ? json->find("scaler") : nullptr;
+  if (!json || !json->is_object()) return Status(Code::corrupt, "the optimizer's description is not what it may be");
+  const JsonValue* const given = json->find("scaler");
   if (given == nullptr || impl_->scaler.kind == LossScaler::Kind::none) return std::optional<LossScale>();
   double scale = 0, clean_steps = 0, overflows = 0;
   const bool known = given->is_object() && take_number(*given, "scale", &scale) && take_number(*given, "clean_steps", &clean_steps) &&

@@ -6,6 +6,7 @@
 #include <new>
 #include <utility>
 
+#include "base/fd.h"
 #include "cuda/at_work.h"
 
 namespace megadp::cuda {
@@ -29,6 +30,7 @@ Result<int32_t> collectives_at_once(const Gpu& gpu) {
 
 Result<std::shared_ptr<Gpu>> Gpu::open(const PluginTable& plugin, std::shared_ptr<World> world, int32_t index) {
   std::shared_ptr<Gpu> gpu(new Gpu(plugin, std::move(world), index));
+  occupy_standard_descriptors();
   if (Status opened = gpu->check(plugin.device_open(index, &gpu->device_), text("opening CUDA device ", index)); !opened) return opened;
   char why[512] = "";
   if (plugin.nccl_open(nullptr, &gpu->nccl_, why, sizeof why) != 0) return unsupported("NCCL cannot be used: ", why);

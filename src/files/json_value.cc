@@ -33,7 +33,8 @@ class JsonBuilder : public nlohmann::json_sax<Json> {
   bool boolean(bool value) override { return add(JsonValue::Kind::literal, value ? "true" : "false"); }
   bool number_integer(number_integer_t value) override { return add(JsonValue::Kind::number, std::to_string(value)); }
   bool number_unsigned(number_unsigned_t value) override { return add(JsonValue::Kind::number, std::to_string(value)); }
-  bool number_float(number_float_t, const string_t& text) override { return add(JsonValue::Kind::number, text); }
+  // Its text would have the decimal point of the process's locale.
+  bool number_float(number_float_t value, const string_t&) override { return add(JsonValue::Kind::number, exactly(value)); }
   bool string(string_t& text) override { return add(JsonValue::Kind::string, std::move(text)); }
   bool binary(binary_t&) override { return false; }
   bool start_object(std::size_t) override { return open(JsonValue::Kind::object); }

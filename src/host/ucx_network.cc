@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "base/fd.h"
 #include "base/thread.h"
 #include "control/agreement.h"
 #include "host/network_devices.h"
@@ -57,6 +58,7 @@ std::string choose_devices(const World& world, const NodeAddresses& nodes) {
 
 Status UcxNetwork::start(const NodeAddresses& nodes) {
   if (Status alone = refuse_in_child(); !alone) return alone;
+  occupy_standard_descriptors();
   const SignalsBlocked blocked;  // UCX starts a thread with the first context or worker
   devices_ = choose_devices(*world_, nodes);
   ucp_config_t* config = nullptr;

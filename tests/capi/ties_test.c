@@ -212,11 +212,45 @@ static void all_ways_to_share(void** state) {
   for (mdp_sharding sharding = MDP_SHARDING_ZERO_0; sharding <= MDP_SHARDING_ZERO_2; ++sharding) run_ranks(6, share, &sharding);
 }
 
+/* Of each stage's two ranks one has no gradient before the sync, ranks 1 and 2: a broadcast that goes through the gradients' channel must
+ * not wait for their reductions, or rank 0 waits for 1, which waits for 3, which waits for 2, which waits for 0. */
+static void broadcast_in_backward(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  (void)argument;
+  mdp_comm* const comm = comm_open(id, rank, n, UINT64_C(20000000000));
+  mdp_grid* const grid = grid_of(comm, 1, 2);
+  const mdp_param param = param_of("shared", "shared");
+  SIZED(mdp_buffer_config, config);
+  config.missing = MDP_MISSING_ZERO;
+  mdp_buffer* buffer = NULL;
+  OK(mdp_buffer_register(NULL, grid, &config, &param, 1, &buffer));
+  mdp_optimizer* optimizer = NULL;
+  OK(mdp_optimizer_create(buffer, NULL, &optimizer));
+  if (rank == 0 || rank == 3) fill(buffer, 0, 1, 1);
+  FAILS(MDP_E_STATE, "mdp_buffer_broadcast comes in the middle of backward", mdp_buffer_broadcast(buffer, 0, NULL));
+  step_and_wait(optimizer);
+  fill(buffer, 0, (float)(rank + 1), 0);
+  fill(buffer, 0, 1, 1);
+  OK(mdp_buffer_broadcast(buffer, 0, NULL)); /* all have it */
+  CHECK(value_of(buffer, "shared") == 1);
+  step_and_wait(optimizer);
+  OK(mdp_buffer_verify(buffer));
+  mdp_optimizer_destroy(optimizer);
+  mdp_buffer_destroy(buffer);
+  mdp_grid_destroy(grid);
+  mdp_comm_destroy(comm);
+}
+
+static void broadcasts_do_not_wait_for_gradients(void** state) {
+  (void)state;
+  run_ranks(4, broadcast_in_backward, NULL);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       TEST(what_one_rank_gets_wrong),
       TEST(stages_register_copies_alike),
       TEST(all_ways_to_share),
+      TEST(broadcasts_do_not_wait_for_gradients),
   };
   return cmocka_run_group_tests(tests, setup, NULL);
 }

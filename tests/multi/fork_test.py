@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Children of ranks that join a world of their own: they may on one host; between hosts, where the parent has used UCX, they are told at
-once why not. The parents' world goes on.
+once why not. The parents' world goes on. And children that outlive a rank: its death is noticed all the same.
 
 usage: fork_test.py MEGADP FORKS [unittest arguments]
 """
 
+import os
+import signal
 import subprocess
 import sys
 import unittest
@@ -41,6 +43,18 @@ class Children(unittest.TestCase):
     def test_between_hosts_they_may_join_over_sockets(self):
         codes, lines = run_all(TwoHosts(self).run(MEGADP, (1, 1), [FORKS, f"10.83.0.1:{PORT + 1}"]), MEGADP_TRANSPORT="sockets")
         self.assertEqual((codes, [line.strip() for line in lines]), ([0, 0], [f"child of rank {rank}: MDP_OK" for rank in range(2)]))
+
+    def test_a_death_is_noticed_though_a_child_lives(self):
+        hosts = TwoHosts(self)
+        job = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "10.83.0.1", "MASTER_PORT": str(PORT)}
+        commands = [["ip", "netns", "exec", host, "env", f"RANK={rank}", f"GROUP_RANK={rank}", FORKS, "--die"] for rank, host in enumerate(hosts.names)]
+        codes, lines = run_all(commands, **job)
+        self.assertEqual((codes, len(lines)), ([0, -signal.SIGKILL], 2), lines)
+        child = int(lines[1].removeprefix("child "))
+        with open(f"/proc/{child}/stat", encoding="ascii") as file:
+            self.assertIn(file.read().rpartition(")")[2].split()[0], "RS", "the child has ended by now")
+        os.kill(child, signal.SIGKILL)
+        self.assertRegex(lines[0], r"^MDP_E_PEER .*rank 1 ")
 
 
 if __name__ == "__main__":

@@ -2,8 +2,11 @@
 // A rank whose child tries to join a world of its own. Started by fork_test.py under `megadp run`, on one node or on two.
 // usage: forks [ROOT]      ROOT: host:port where the children's rank 0 shall listen, if they are on several nodes
 // Prints what mdp_comm_create told the child, and leaves with 0 when the parent's communicator is as good as before.
+//        forks --die       rank 1 dies and leaves a child, whose pid it has printed; the others print what they are told
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <string_view>
 
 #include "job.h"
 
@@ -52,12 +55,33 @@ void run() {
   ok(mdp_broadcast(made, &tensor, 0, nullptr, nullptr));
 }
 
+void die() {
+  mdp_comm* made = nullptr;
+  ok(mdp_comm_create(nullptr, nullptr, &made));
+  const Comm comm(made);
+  ok(mdp_barrier(made, nullptr));
+  if (mdp_comm_rank(made) == 1) {
+    const pid_t child = fork();
+    if (child == 0) {
+      for (int fd = 0; fd <= 2; ++fd) close(fd);  // who reads what its parent prints must not wait for it
+      sleep(90);
+      std::_Exit(0);
+    }
+    std::printf("child %d\n", static_cast<int>(child));
+    std::fflush(stdout);
+    kill(getpid(), SIGKILL);
+  }
+  const mdp_status status = mdp_barrier(made, nullptr);
+  std::printf("%s %s\n", mdp_status_name(status), mdp_last_error());
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc > 1) setenv("MEGADP_ROOT", argv[1], 1);
+  const bool dies = argc > 1 && std::string_view(argv[1]) == "--die";
+  if (argc > 1 && !dies) setenv("MEGADP_ROOT", argv[1], 1);
   try {
-    run();
+    dies ? die() : run();
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;

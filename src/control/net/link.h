@@ -12,6 +12,7 @@
 
 #include "base/status.h"
 #include "control/net/frame.h"
+#include "control/net/not_in_child.h"
 #include "control/world.h"
 
 namespace megadp {
@@ -30,7 +31,7 @@ class Link {
 
   int fd() const noexcept { return socket_.get(); }
   // The socket, for who goes on without frames. Whatever else this has received is lost.
-  Fd take_socket() noexcept { return std::move(socket_); }
+  Fd take_socket() noexcept { return socket_.take(); }
   State state() const noexcept { return state_; }
   const std::string& error() const noexcept { return error_; }
   void set_max_payload(uint64_t bytes) noexcept { max_payload_ = bytes; }
@@ -65,7 +66,7 @@ class Link {
   long read_into(std::string* to, size_t count);
   void spoil(std::string why, State state = State::corrupt);
 
-  Fd socket_;
+  NotInChild socket_;
   uint64_t max_payload_;
   State state_ = State::open;
   std::string error_;
