@@ -203,6 +203,26 @@ def case_refused():
     training.step()
 
 
+def clipped(size_of, threshold=1e6):
+    """Of each leaf no more than `threshold` by this measure of all of it: more than a trial's values come to."""
+    def update(grads, state, params=None):
+        return jax.tree.map(lambda g: -0.1 * g * jnp.minimum(1.0, threshold / size_of(g)), grads), state
+
+    return Transformation(lambda params: (), update)
+
+
+def case_clips():
+    """What goes by other elements than its own, of which no trial by values shows anything: pieces have not got them."""
+    measures = (("a sum of elements", jnp.linalg.norm), ("a sum of elements", lambda g: jnp.sqrt(jnp.mean(g * g))),
+                ("the largest of elements", lambda g: jnp.max(jnp.abs(g))), ("a product of vectors", lambda g: jnp.dot(g.ravel(), g.ravel())),
+                ("a sum of elements", lambda g: jax.lax.fori_loop(0, 3, lambda _, x: x + jnp.sum(g) * 1e-9, 1.0)),
+                ("whether any element", lambda g: jax.lax.cond(jnp.any(g > 1e9), lambda: 1e12, lambda: 1.0)))
+    for words, measure in measures:
+        refused(f"goes by {words}|{SAYS_WHOLE}", lambda measure=measure: ours(clipped(measure)))
+        ours(clipped(measure), sharding="whole")
+    ours(clipped(lambda g: jnp.where(jnp.abs(g) > 1e9, 1e12, 1.0)))  # of each element by itself
+
+
 def case_sizes():
     """A mask, a label or a factor that goes by sizes which small arrays do not have: pieces have other ones than parameters, here "a" of (16, 32)."""
     by_sizes = {"a mask": lambda path, g: g.size > 300, "the last dimension": lambda path, g: bool(g.shape) and g.shape[-1] >= 300,

@@ -40,6 +40,9 @@ class Elementwise(Cases, unittest.TestCase):
             with self.subTest(ranks=ranks):
                 self.run_case(ranks, "optax")
 
+    def test_clips(self):
+        self.run_case(2, "clips")
+
     def test_sizes(self):
         """Masks by sizes were another thing on pieces, without a word: a trial on small arrays crosses no threshold."""
         self.run_case(2, "sizes")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""megadp.torch in one process: what scripts write into a model, by every way, and what they put in the place of its parts."""
+"""megadp.torch in one process: what scripts write into a model, by every way, what they put in the place of its parts, and copies of it."""
 import copy
+import io
 import tempfile
 import unittest
 import warnings
@@ -9,6 +10,7 @@ import torch
 
 import megadp
 import megadp.torch
+import support
 from test_torch import World
 
 
@@ -286,6 +288,70 @@ class Interrupted(World):
                 self.backward(model)
                 optimizer.step()
                 self.assertTrue(all(map(torch.equal, model.parameters(), expected)), f"{call} {at}")
+
+
+class Copies(World):
+    @unittest.skipIf(support.DEVICE != "cpu", "PyTorch averages no integers on a device, which a BatchNorm has")
+    def test_copies(self):
+        for gather in (False, True):
+            model = self.wrap(torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2)),
+                              gather_in_forward=gather)
+            optimizer = megadp.torch.ShardedAdamW(model, lr=0.1)
+            averaged = torch.optim.swa_utils.AveragedModel(model, use_buffers=True)
+            x = torch.randn(8, 3)
+            for _ in range(2):
+                optimizer.zero_grad()
+                model(x).sum().backward()
+                optimizer.step()
+                averaged.update_parameters(model)
+            model.eval()
+            expected = model(x)
+            copied = copy.deepcopy(model)
+            file = io.BytesIO()
+            torch.save(model, file)
+            file.seek(0)
+            loaded = torch.load(file, weights_only=False)
+            states = io.BytesIO()
+            torch.save(model.state_dict(), states)
+            states.seek(0)
+            fresh = copy.deepcopy(loaded)
+            fresh.load_state_dict(torch.load(states))
+            for other in (copied, loaded, fresh):
+                self.assertIsInstance(other, megadp.torch.Unwrapped)
+                self.assertEqual(list(other.state_dict()), list(model.state_dict()))
+                torch.testing.assert_close(other(x), expected, rtol=0, atol=0)
+                other.train()
+                other(x).sum().backward()
+            self.assertFalse(averaged.training and not averaged(x).isfinite().all())
+            again = self.wrap(loaded.module)
+            again(x).sum().backward()
+            megadp.torch.ShardedAdamW(again).step()
+            self.assertTrue(torch.equal(model(x), expected))
+
+    def test_allowed_by_name(self):
+        """torch.load(weights_only=True) takes a file of the model where the script allows Unwrapped and the module's own classes."""
+        classes = [torch.nn.Sequential, torch.nn.Linear, megadp.torch.Unwrapped]
+        for gather in (False, True):
+            model = self.wrap(torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2)), gather_in_forward=gather).eval()
+            file = io.BytesIO()
+            torch.save(copy.deepcopy(model) if gather else model, file)
+            file.seek(0)
+            with torch.serialization.safe_globals(classes):
+                loaded = torch.load(file, weights_only=True)
+            self.assertEqual((type(loaded), loaded.training), (megadp.torch.Unwrapped, False))
+            self.assertTrue(torch.equal(loaded(torch.ones(1, 3)), model(torch.ones(1, 3))))
+
+    def test_scripted(self):
+        """torch.jit.script compiles hooks with a module, and cannot compile ours; a copy of the model has none."""
+        for gather in (False, True):
+            model, x = self.wrap(torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2)), gather_in_forward=gather), torch.ones(1, 3)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                for module in (model.module, copy.deepcopy(model.module)) if gather else ():
+                    with self.assertRaisesRegex(megadp.MegaDPError, r"gather_in_forward=True .* copy.deepcopy\(model\).module"):
+                        torch.jit.script(module)
+                scripted = torch.jit.script(copy.deepcopy(model).module)
+            self.assertTrue(torch.equal(scripted(x), model(x)))
 
 
 if __name__ == "__main__":

@@ -3,12 +3,15 @@
 
 usage: torch_grads_cases.py CASE...
 """
+import copy
 import sys
 
 import torch
 from torch.nn.functional import mse_loss
 
-from torch_cases import after_backward, batches, compare, main, ours, refused, theirs, train
+import megadp
+import megadp.torch
+from torch_cases import after_backward, batches, compare, fresh, main, ours, refused, theirs, train
 
 
 def norms_of_every_kind(mine, reference, sharded):
@@ -115,6 +118,51 @@ def case_assigned_data():
     refused("'first.weight'|(2,)|(24, 12)", setattr, grad, "data", torch.zeros(2))
     refused("'first.weight'|(12, 24)|(24, 12)", grad.t_)
     assert torch.equal(grad, before) and torch.equal(grad.norm(), before.norm())
+
+
+def of_optimizers(module, x, kinds):
+    """What comes of norms, of a loss scale, and of states that are taken and loaded."""
+    found = []
+    for kind, sharding in kinds:
+        model = megadp.torch.DataParallel(copy.deepcopy(module), megadp.Comm(timeout=60), sharding=sharding)
+        optimizer = megadp.torch.ShardedElementwise(model, kind, lr=0.01) if kind else megadp.torch.ShardedAdamW(model, lr=0.01)
+        scaler = megadp.torch.GradScaler(init_scale=4.0)
+        for step in range(3):
+            scaler.scale(mse_loss(model(x), x)).backward()
+            scaler.unscale_(optimizer)
+            for degree in (float("inf"), 1.0, 2.0, 3.0):
+                found += [torch.linalg.vector_norm(p.grad, degree) for p in model.parameters()]
+            found.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1, float("inf")))
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            if step == 1:
+                state = optimizer.state_dict()
+                for entry in state["state"].values():
+                    entry["step"] = entry["step"] * 0 + 301.0
+                    found += [value for value in entry.values() if isinstance(value, torch.Tensor)]
+                optimizer.load_state_dict(state)
+                found += [entry["step"] for entry in optimizer.state_dict()["state"].values()]
+        found += list(model.parameters())
+    return found
+
+
+def case_default_types():
+    """torch.set_default_dtype and torch.set_default_device say what tensors the script makes, and nothing of ours."""
+    x, ends = batches(1)[0], []
+    dtype, device = torch.get_default_dtype(), torch.get_default_device()
+    kinds = (None, "zero_1"), (torch.optim.RMSprop, "zero_1"), (torch.optim.NAdam, "whole"), (torch.optim.Adafactor, "whole")
+    for said in ((dtype, device), (torch.bfloat16, device), (torch.float16, device), (torch.float64, device), (dtype, "meta")):
+        module = fresh()
+        torch.set_default_dtype(said[0])
+        torch.set_default_device(said[1])
+        try:
+            ends.append([value.detach().clone() for value in of_optimizers(module, x, kinds if said[1] == device else kinds[:1])])
+        finally:
+            torch.set_default_dtype(dtype)
+            torch.set_default_device(device)
+        for found, expected in zip(ends[-1], ends[0]):
+            torch.testing.assert_close(found, expected, rtol=1e-6, atol=0, check_dtype=False, msg=lambda text: f"{said}: {text}")
 
 
 if __name__ == "__main__":

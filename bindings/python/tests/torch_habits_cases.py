@@ -3,6 +3,7 @@
 
 usage: torch_habits_cases.py CASE...
 """
+import contextlib
 import copy
 import sys
 
@@ -457,6 +458,106 @@ def case_zero_grad_on_one_rank():
         optimizer.step()
 
     refused("on all ranks or on none: zero_grad()", one_alone)
+
+
+class Rounded(torch.autograd.Function):
+    """Straight-through, as quantizers have it: no gradient for the scale, though it is a parameter."""
+
+    @staticmethod
+    def forward(ctx, x, scale):
+        return (x / scale).round() * scale
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+class Quantized(torch.nn.Module):
+    """given: the scale itself is an argument of Rounded, whose backward has None for it; otherwise it takes no part there."""
+
+    def __init__(self, given, frozen=False):
+        super().__init__()
+        torch.manual_seed(3)
+        self.given, self.one, self.scale = given, torch.nn.Linear(WIDTH, WIDTH), torch.nn.Parameter(torch.tensor(0.5))
+        self.last = torch.nn.Linear(WIDTH, WIDTH)
+        for layer in (self.one, self.last):
+            layer.requires_grad_(not frozen)
+
+    def forward(self, x, used):
+        """used: the scale is used in another place, too, where it has a gradient."""
+        y = Rounded.apply(self.one(x), self.scale if self.given else self.scale.detach())
+        return self.last(y + self.scale * x if used else y)
+
+
+USES = ("0000", "1100", "0010", "0100", "1111", "0000")  # of each step, in the pass inside no_sync and in the last: on which rank
+
+
+def quantized_losses(model, step, passes, rank, dtype):
+    """Those of a step's passes on a rank."""
+    for number in range(2 - passes, 2):
+        with model.no_sync() if number == 0 else contextlib.nullcontext():
+            x = batch(10 * step + number, rank).to(dtype)
+            yield mse_loss(model(x, USES[step][2 * number + rank] == "1"), x.flip(-1))
+
+
+def quantized(module, dtype, passes, set_to_none, **options):
+    """Parameters and norms of six steps."""
+    model = own.DataParallel(module.to(dtype), megadp.Comm(timeout=60), **options)
+    optimizer, norms = own.ShardedAdamW(model, lr=0.1, weight_decay=0.1), []
+    for step in range(len(USES)):
+        for loss in quantized_losses(model, step, passes, dist.get_rank(), dtype):
+            loss.backward()
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+        optimizer.step()
+        optimizer.zero_grad(set_to_none)
+    model.wait()
+    return [*model.module.parameters(), *norms]
+
+
+def case_gradients_of_none():
+    """A function's backward that returns None for a parameter is a parameter without a gradient in this pass."""
+    for options in (*({"sharding": sharding} for sharding in SHARDINGS), {"gather_in_forward": True}):
+        for dtype in (torch.float32, torch.bfloat16):
+            for passes, set_to_none in ((1, True), (2, True), (2, False)):
+                ends = [quantized(Quantized(given), dtype, passes, set_to_none, **options) for given in (True, False)]
+                assert all(map(torch.equal, *ends)), (options, dtype, passes, set_to_none)
+
+
+def quantized_alone(alone):
+    """Parameters of plain torch's."""
+    ranks, alone.no_sync = range(dist.get_world_size()), contextlib.nullcontext
+    reference = torch.optim.AdamW(alone.parameters(), lr=0.1, weight_decay=0.1)
+    for step in range(len(USES)):
+        for rank in ranks:
+            for loss in quantized_losses(alone, step, 2, rank, torch.float32):
+                (loss / len(ranks)).backward()
+        torch.nn.utils.clip_grad_norm_(alone.parameters(), 1.0)
+        take_step(reference)
+    return list(alone.parameters())
+
+
+def case_gradients_of_none_beside_torch():
+    """Also where a rank has no other gradient in a pass: it has made the pass all the same."""
+    for frozen in (False, True):
+        theirs = quantized_alone(Quantized(True, frozen))
+        for sharding in SHARDINGS:
+            mine = quantized(Quantized(True, frozen), torch.float32, 2, True, sharding=sharding)
+            torch.testing.assert_close(mine[:len(theirs)], theirs, rtol=1e-4, atol=1e-6)
+
+
+def case_evaluation_on_one_rank():
+    """The forward after one with gradients makes module buffers alike: on one rank it waits in vain, and says what to do."""
+    module = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.BatchNorm1d(WIDTH))
+    model, rank = own.DataParallel(module, megadp.Comm(timeout=3)), dist.get_rank()
+    optimizer = sgd(model)
+    of_output(model, batch(0, rank)).backward()
+    take_step(optimizer)
+    model.eval()
+    with torch.no_grad():
+        if rank == 0:
+            model.module(batch(0, rank))  # as the sentence says
+            refused("TIMEOUT|makes them those of rank 0|on one rank alone call model.module there", model, batch(0, rank))
+    dist.barrier()
 
 
 if __name__ == "__main__":

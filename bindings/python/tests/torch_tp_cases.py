@@ -127,6 +127,22 @@ def layers(comm):
     print(f"{count} layers", flush=True)
 
 
+def alone_or_elsewhere(comm):
+    """What one rank that has all of a layer is told, and what the script's default device has nothing to do with."""
+    with megadp.Grid(comm, tp=1) as grid:  # the same words for one rank that has all of it
+        for blocks in ((4, 2, 2), (5, 3)):
+            uneven = ColumnParallelLinear.from_linear(torch.nn.Linear(8, 8), grid.comm("tp"), blocks=blocks)
+            refused(lambda: mt.DataParallel(uneven, grid), f"blocks are {blocks}")
+    device = torch.get_default_device()
+    with megadp.Grid(comm, tp=comm.size) as grid:  # what ranks compare has nothing to do with the script's default device
+        even = ColumnParallelLinear.from_linear(torch.nn.Linear(8, 8), grid.comm("tp"))
+        torch.set_default_device("meta")
+        try:
+            mt.DataParallel(even, grid)
+        finally:
+            torch.set_default_device(device)
+
+
 def values(comm):
     """How layers begin, blocks, copies, files, refusals, autocast."""
     for kind, dim in ((ColumnParallelLinear, 0), (RowParallelLinear, 1)):
@@ -179,6 +195,7 @@ def values(comm):
         torch.manual_seed(6)
         uneven = ColumnParallelLinear.from_linear(torch.nn.Linear(8, 8), over, blocks=(4, 2, 2))
         refused(lambda: mt.DataParallel(uneven, grid), "blocks are (4, 2, 2)")
+    alone_or_elsewhere(comm)
 
 
 ROWS, CLASSES, DIM = 12, 11, 6  # one row is padding

@@ -11,9 +11,10 @@ import threading
 import weakref
 from typing import Any, Callable, Optional, Sequence, TypeVar
 
-from ._errors import MegaDPError, Status
+from ._errors import MegaDPError, Status, invalid
 
 Self = TypeVar("Self", bound="Closable")
+Own = TypeVar("Own", bound="InProcess")
 _at_process_exit = ctypes.CDLL(None).__cxa_atexit
 _at_process_exit.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
 _at_process_exit.restype = ctypes.c_int
@@ -90,8 +91,8 @@ class Handle:
                 _at_process_exit(ctypes.cast(self._destroy, ctypes.c_void_p), ctypes.cast(self.pointer, ctypes.c_void_p), None)
             self.pointer = None
 
-    def _foreign(self) -> bool:
-        return os.getpid() != self._process
+    def _foreign(self, getpid: Callable[[], int] = os.getpid) -> bool:  # a default: at the interpreter's end modules are emptied
+        return getpid() != self._process
 
     def _destroy_if_unused(self) -> None:
         if self._closed and self._calls == 0 and self._views == 0 and self.pointer is not None:
@@ -112,7 +113,9 @@ class Lease:
         return function(self._handle.pointer, *arguments)
 
     def __del__(self) -> None:
-        self._handle.give_back()
+        handle = getattr(self, "_handle", None)  # none where it was half made
+        if handle is not None:
+            handle.give_back()
 
 
 def inside(handles: Sequence[Handle], call: Callable[..., Any], *pointers: Any) -> Any:
@@ -122,7 +125,24 @@ def inside(handles: Sequence[Handle], call: Callable[..., Any], *pointers: Any) 
     return handles[0].call(lambda pointer: inside(handles[1:], call, *pointers, pointer))
 
 
-class Closable:
+class InProcess:
+    """Of what is this process's own: it can be shared by copy.copy, and not pickled, nor copied deeply."""
+
+    def __copy__(self: Own) -> Own:
+        same = type(self).__new__(type(self))
+        same.__dict__.update(self.__dict__)
+        return same
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise invalid(f"this {type(self).__name__} belongs to this process and its rank, and cannot be copied: copy what holds it without it, or "
+                      "use it in both places")
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise invalid(f"this {type(self).__name__} belongs to this process and its rank, and cannot be pickled: make it anew in each process, "
+                      "and send numbers (numpy.array of a Tensor, a checkpoint)")
+
+
+class Closable(InProcess):
     """What Comm, Grid, Buffer and Optimizer have in common: an explicit close, also at the end of a `with` block, when nobody refers to
     the object any more, and at the end of the process."""
 

@@ -62,6 +62,7 @@ def load_checkpoint(directory: "Path", training: "DataParallel", *, state: Any =
     if not saved_by:
         raise invalid(f"{path} is a model, not a checkpoint: megadp.load_checkpoint(path, training.optimizer, params_only=True) loads it, where its "
                       "arrays have the names of training.buffer.params")
+    leaves = [_as_saved(*each, saved["dtypes"]) for each in leaves]
     _compare(leaves, saved["dtypes"], path)
     load_native(path, training.optimizer, tensors=_tensors(leaves, ranks), optional=optional,
                 params_only=params_only, load_hyper=not params_only)
@@ -69,6 +70,9 @@ def load_checkpoint(directory: "Path", training: "DataParallel", *, state: Any =
 
 
 _LEAVES: Tuple[Any, ...] = (jax.Array, numpy.ndarray, numpy.generic, bool, int, float, complex)
+
+
+_KINDS: Dict[type, Any] = {bool: numpy.bool_, int: numpy.integer, float: numpy.floating}
 
 
 def _begin(call: str, training: "DataParallel") -> Together:
@@ -101,6 +105,13 @@ def _values(name: str, leaf: Any) -> Any:
     return values
 
 
+def _as_saved(name: str, leaf: Any, array: Any, saved: Mapping[str, str]) -> Tuple[str, Any, Any]:
+    """A number of Python's has no size of its own: a count that began as 0 is int32 once a function of jit has returned it."""
+    was = saved.get(name, array.dtype.name)
+    same = type(leaf) in _KINDS and jax.numpy.issubdtype(jax.numpy.dtype(was), _KINDS[type(leaf)])
+    return name, leaf, numpy.array(array, jax.numpy.dtype(was)) if same else array
+
+
 def _stored(array: Any) -> Any:
     """A view of a type that the library has."""
     if array.dtype.name in _KNOWN:
@@ -125,4 +136,5 @@ def _compare(leaves: Sequence[Tuple[str, Any, Any]], saved: Mapping[str, str], p
     for name, _, array in leaves:
         was, now = saved.get(name, array.dtype.name), array.dtype.name
         if was != now and not (was in _KNOWN and now in _KNOWN):
-            raise invalid(f"{name!r} is {now} here and {was} in {path}; only float32, bfloat16 and float16 are cast")
+            raise invalid(f"{name!r} is {now} here and {was} in {path}; only float32, bfloat16 and float16 are cast. Give state with "
+                          f"{was} there: numpy.zeros({tuple(array.shape)}, {was!r}), say")

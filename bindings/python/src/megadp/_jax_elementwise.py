@@ -10,6 +10,7 @@ import numpy
 from . import _dlpack
 from ._buffer import Which
 from ._errors import MegaDPError, Status, invalid
+from ._jax_mixing import check_mixing
 from ._jax_shapes import check_shapes, shaped
 from ._jax_update import STEPS, Update, check_tree, functions, read_state
 from ._jax_whole import ACROSS, Whole, refuse_whole
@@ -76,6 +77,7 @@ class Elements:
             update = Update(self._transformation, leaves, tree, arrays)
             update.check(jax.numpy.asarray(start), grads, self._refuse)
             check_tree(self._transformation, params, True, self._refuse)
+            check_mixing(self._transformation, params, self._refuse)
             check_shapes(self._transformation, params, True, self._refuse)
         except (TypeError, ValueError, LookupError, AttributeError) as error:
             if isinstance(error, MegaDPError):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Dict, Optional, Tuple
 from . import _dlpack, _raw
 from ._dtypes import BY_CODE, BY_DLPACK, BY_FORMAT, BY_TYPESTR, DTYPES, DType, one_of
 from ._errors import invalid
+from ._handles import InProcess
 from ._library import lib, sized
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class _Interface:
         self.__array_interface__ = tensor._interface()
 
 
-class Tensor:
+class Tensor(InProcess):
     """A view of library memory: a parameter, a gradient, or an owned slice of optimizer state.
 
     The memory stays valid for as long as the Tensor or anything made from it (numpy arrays, memoryviews, DLPack consumers) lives, also
@@ -234,6 +235,9 @@ def _from_interface(array: Any, argument: str, writable: bool, stream: int, amon
 def _from_dlpack(array: Any, argument: str, writable: bool, stream: int, among: Among) -> Any:
     if not hasattr(array, "__dlpack__"):
         return None
+    if getattr(array, "is_deleted", bool)() is True:  # JAX's
+        raise invalid(f"{argument}, a {type(array).__name__}, has been deleted: it was donated to a function (donate_argnums), whose result has "
+                      "its memory, or delete() was called; give an array that is still there")
     on_gpu = hasattr(array, "__dlpack_device__") and int(array.__dlpack_device__()[0]) in (_dlpack.CUDA, _dlpack.CUDA_MANAGED)
     options = {"stream": stream or 1} if on_gpu else {}  # 1 is CUDA's default stream
     try:

@@ -8,6 +8,7 @@ import torch
 from ._comm import Comm, unique_id
 from ._errors import MegaDPError, Status, invalid
 from ._params import BufferOptions
+from ._torch_gather import remove_idle_hooks
 
 _NO_EFFECT = ("find_unused_parameters", "static_graph", "gradient_as_bucket_view", "check_reduction", "skip_all_reduce_unused_params",
               "batched_grad_copy", "lazy_bucket_allocation")  # always so here, or about what is not here
@@ -123,22 +124,29 @@ def refuse_comm_hook() -> NoReturn:
                       "that grad_dtype says, and sent in the one that wire_dtype says ('bf16' is what bf16_compress_hook does)")
 
 
+def explained_forward(error: MegaDPError) -> MegaDPError:
+    """Of the collective in a forward, which other ranks may not have come to."""
+    if error.code in (Status.PEER, Status.DESYNC, Status.TIMEOUT):
+        error.text += (". A forward after one with gradients is collective where the module has buffers, as BatchNorm: it makes them those of rank 0. "
+                       "To evaluate on one rank alone call model.module there, otherwise the model on all ranks; broadcast_buffers=False leaves each "
+                       "rank its own")
+        error.args = (error.args[0], error.text, *error.args[2:])
+    return error
+
+
 class Unwrapped(torch.nn.Module):
     """What copies (copy.deepcopy, AveragedModel) and files (torch.save) of a DataParallel hold: the module in memory of its own, without
     ranks and without gradients, under the same names. module: what was wrapped."""
 
-    def __init__(self, module: torch.nn.Module) -> None:
+    __module__ = "megadp.torch"  # as files name it, and as scripts do that allow it to be loaded
+
+    def __init__(self, module: torch.nn.Module, training: bool = True) -> None:
         super().__init__()
-        self.module = module
+        self.module, self.training = module, training
+        remove_idle_hooks(module)
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
         return self.module(*arguments, **named)
-
-
-def unwrapped(module: torch.nn.Module, training: bool) -> Unwrapped:
-    made = Unwrapped(module)
-    made.training = training
-    return made
 
 
 def _as_groups(param_groups: Iterable[Any]) -> List[Dict[str, Any]]:

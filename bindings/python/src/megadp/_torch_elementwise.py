@@ -59,9 +59,10 @@ class Elements(Stepping):
     def _try(self, values: Dict[str, Any]) -> Kept:
         """Some steps of a matrix, and of it in two pieces, which must come to the same."""
         generator = torch.Generator("cpu").manual_seed(1)
-        start = torch.randn(6, 11, generator=generator)
-        sizes = torch.tensor([100.0, 30, 1, 1, 0.03, 0.01])[:, None]  # so that norms of pieces are others than that of the whole
-        grads = [sizes * torch.randn(6, 11, generator=generator) for _ in range(STEPS)]
+        # Of masters' type, whatever the script's default type is.
+        start = torch.randn(6, 11, generator=generator, dtype=torch.float32)
+        sizes = torch.tensor([100.0, 30, 1, 1, 0.03, 0.01], dtype=torch.float32)[:, None]  # so that norms of pieces are others than that of the whole
+        grads = [sizes * torch.randn(6, 11, generator=generator, dtype=torch.float32) for _ in range(STEPS)]
         whole = start.clone()
         optimizer = self.make_trial(values, [whole])
         self.steps(optimizer, [whole], [[grad] for grad in grads])

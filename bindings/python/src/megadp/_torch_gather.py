@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Optional, Tuple
 import torch
 
 from ._buffer import Buffer
+from ._errors import MegaDPError, Status
 from ._torch_steps import stream_of
 
 _AT_ONCE = frozenset(("grad", "requires_grad", "shape", "dtype", "device", "is_cuda", "is_cpu", "ndim", "is_leaf", "_backward_hooks"))
@@ -67,10 +68,17 @@ def _wait_for_all_in(value: Any) -> None:
             _wait_for_all_in(item)
 
 
-class _Before:
-    """A module's forward hook; copies and files of the module get one that does nothing."""
-
+class _Hook:
     __name__ = "megadp_before"  # which torch.jit asks for
+
+    @property
+    def __globals__(self) -> Any:  # and this, where it is to compile the hook
+        raise MegaDPError(Status.UNSUPPORTED, "torch.jit.script cannot compile the hooks that gather_in_forward=True has put on the module: give it "
+                          "copy.deepcopy(model).module, where model is the DataParallel; such a copy has none")
+
+
+class _Before(_Hook):
+    """A module's forward hook; copies and files of the module get one that does nothing, which an Unwrapped takes away."""
 
     def __init__(self, gathering: "Gathering", own: List[torch.nn.Parameter]) -> None:
         self._gathering = weakref.ref(gathering)
@@ -87,13 +95,19 @@ class _Before:
         return _nothing_to_wait_for, ()
 
 
-class _Nothing:
+class _Nothing(_Hook):
     def __call__(self, *_: Any) -> None:
         pass
 
 
 def _nothing_to_wait_for() -> _Nothing:
     return _Nothing()
+
+
+def remove_idle_hooks(module: torch.nn.Module) -> None:
+    for part in module.modules():
+        for number in [number for number, hook in part._forward_pre_hooks.items() if type(hook) is _Nothing]:
+            del part._forward_pre_hooks[number]
 
 
 class Gathering:

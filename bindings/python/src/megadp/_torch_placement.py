@@ -92,7 +92,8 @@ def compare_over(comm: Comm, named: List[Tuple[str, torch.nn.Parameter]], frozen
     cut = [(name, p) for name, p in named if placement_of(p) == "sharded"]
     whole = [(name, p) for name, p in frozen if placement_of(p) != "sharded"]
     sums = [sum_of_bits(p) for _, p in (*cut, *whole)]
-    own = torch.tensor([0 if each is None else int(each) for each in sums] + [int(bool((p != p.flatten()[:1]).any())) for _, p in cut])
+    own = torch.tensor([0 if each is None else int(each) for each in sums] + [int(bool((p != p.flatten()[:1]).any())) for _, p in cut],
+                       dtype=torch.int64, device="cpu")
     if not len(own):
         return
     every = own.new_empty(comm.size, len(own))

@@ -17,7 +17,7 @@ _ADAM = {"amsgrad": False, "maximize": False, "capturable": False, "differentiab
 
 
 def _defaults(kind: Any) -> Dict[str, Any]:
-    found: Dict[str, Any] = kind([torch.zeros(1)]).defaults
+    found: Dict[str, Any] = kind([torch.zeros(1, dtype=torch.float32)]).defaults
     return found
 
 

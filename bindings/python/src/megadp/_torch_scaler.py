@@ -49,7 +49,7 @@ class GradScaler:
             return outputs
         if isinstance(outputs, torch.Tensor):
             # A copy, since backward uses it when the next step may have moved it.
-            scale = torch.tensor(self._given.scale, dtype=torch.float32) if self._scale is None else self._scale.clone()
+            scale = torch.tensor(self._given.scale, dtype=torch.float32, device="cpu") if self._scale is None else self._scale.clone()
             return outputs * scale.to(outputs.device, non_blocking=True)
         if isinstance(outputs, abc.Iterable):
             scaled = map(self.scale, outputs)

@@ -80,7 +80,7 @@ class ShardedState:
             names: Tuple[str, ...] = (*self._form.of(p), "master") if half else self._form.of(p)
             arrays = {name: self._whole(i, p, name, keeps) for name in names}
             if keeps and (names or self._form.counts):
-                count = {"step": torch.tensor(float(steps))} if self._form.counts else {}
+                count = {"step": torch.tensor(float(steps), dtype=torch.float32, device="cpu")} if self._form.counts else {}
                 found[p] = {name: self._form.shown(p, name, values) for name, values in {**count, **arrays}.items() if values is not None}
         return found if keeps else None
 
@@ -116,20 +116,20 @@ class ShardedState:
         self._begun = {i: writes for i, writes in self._settled.items() if self._form.masters and i in self.params and i not in masters}
 
     def _cut(self, i: int, p: torch.Tensor, entry: Mapping[str, Any], array: str) -> torch.Tensor:
-        name, begin, count = self._model.storage.params[i].name, self._begins.get(i, 0), as_tensor(self._native.state(i, array)).numel()
+        name, begin, own = self._model.storage.params[i].name, self._begins.get(i, 0), as_tensor(self._native.state(i, array))
         values = entry.get(array)
         if not entry or (values is None and not (self._form.counts and array in self._form.of(p))):  # SGD's: of a group without momentum
-            return torch.zeros(count)
+            return torch.zeros(own.numel(), dtype=own.dtype, device="cpu")
         kept = self._kept.get(array, {}).get(i)
         if kept is not None and isinstance(values, (bool, int, float)):
-            values = torch.tensor(values)
+            values = torch.tensor(values, dtype=own.dtype, device="cpu")
         if not isinstance(values, torch.Tensor):
             raise invalid(f"state_dict has {sorted(entry)} of '{name}'; {self._form.name}'s state has '{array}', a tensor")
         if kept is not None and tuple(values.shape) != kept.shape:
             raise invalid(f"state_dict has '{array}' of shape {tuple(values.shape)} for '{name}', of which {self._form.name} keeps {kept.shape}")
         if kept is None and values.shape != p.shape:
             raise invalid(f"state_dict has '{array}' of shape {tuple(values.shape)} for '{name}', whose shape is {tuple(p.shape)}")
-        return values.detach().reshape(-1)[begin:begin + count]
+        return values.detach().reshape(-1)[begin:begin + own.numel()]
 
     def forget(self) -> None:
         """Masters have come by another way."""

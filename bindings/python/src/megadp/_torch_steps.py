@@ -31,7 +31,7 @@ def as_tensor(view: Tensor) -> torch.Tensor:
     """A torch tensor on library memory, which it keeps alive."""
     on_host = view.device == "cpu"
     if on_host and view.size == 0:
-        return torch.empty(view.shape, dtype=_ELEMENTS[view.dtype])
+        return torch.empty(view.shape, dtype=_ELEMENTS[view.dtype], device="cpu")
     try:
         taken: torch.Tensor = from_dlpack(view)
         return taken
@@ -44,6 +44,10 @@ def as_tensor(view: Tensor) -> torch.Tensor:
 
 def stream_of(tensor: torch.Tensor) -> int:
     return torch.cuda.current_stream(tensor.device).cuda_stream if tensor.device.type == "cuda" else 0
+
+
+def _greater(a: float, b: float) -> float:
+    return b if b > a or math.isnan(b) else a  # NaN wins
 
 
 class Gradients:
@@ -69,6 +73,7 @@ class Gradients:
         self._clean = bytearray(b"\1" * count)  # the slot was zeroed
         self._lifted = bytearray(count)   # a stand-in was taken out of the way of autograd
         self._lifting = False             # and is put back when backward ends
+        self._coming = bytearray(count)   # autograd has a gradient that its accumulation is to bring; only known where we are told before it
         self._norms: Dict[float, torch.Tensor] = {}
         self._slots: Dict[int, torch.Tensor] = {}
         self._views: Dict[int, Grad] = {}
@@ -110,9 +115,12 @@ class Gradients:
             return hook
 
         def lifted(number: int, of: "weakref.ref[torch.nn.Parameter]") -> Any:
-            def hook(_: torch.Tensor) -> None:
+            def hook(grad: Optional[torch.Tensor]) -> None:
                 home, p = me(), of()
-                if home is not None and p is not None and p.grad is home._views[number]:
+                if home is None or p is None:
+                    return
+                home._coming[number] = grad is not None
+                if home._stands_in(number) and p.grad is home._views[number]:
                     p.grad = None  # autograd would add to it
                     home._lifted[number] = 1
                     home._put_back_later()
@@ -122,8 +130,9 @@ class Gradients:
         for i, p in self.params.items():
             frozen = not p.requires_grad
             p.requires_grad_(True)  # torch registers no hooks otherwise
+            others = bool(p._post_accumulate_grad_hooks)  # type: ignore[attr-defined, unused-ignore]
             p.register_post_accumulate_grad_hook(arrived(i))  # type: ignore[no-untyped-call, unused-ignore]
-            if self._stands_in(i):
+            if self._stands_in(i) or others:
                 p.register_hook(lifted(i, weakref.ref(p)))  # type: ignore[no-untyped-call, unused-ignore]
             p.requires_grad_(not frozen)
 
@@ -161,6 +170,9 @@ class Gradients:
         if not self._backward:
             self._backward_begins()
         self._registered.check_memory(number, p)
+        if grad is None or (grad is view and self._slots[number]._version == self._versions[number]):
+            self._arrive_without(number, p)
+            return
         if grad is not view:
             self._check_kind(number, grad)
         dropped = bool(self._clean[number]) or not (grad is view or self._lifted[number])
@@ -185,6 +197,18 @@ class Gradients:
         self._lifted[number] = self._clean[number] = 0
         self._arrived[number] = self._held[number] = 1
         self._versions[number] = self._slots[number]._version
+
+    def _arrive_without(self, number: int, p: torch.nn.Parameter) -> None:
+        """A function's backward has returned None, and torch calls hooks all the same. The parameter has no gradient in this pass; what is in
+        the slot from earlier ones stays."""
+        if p.grad is None and self._coming[number]:
+            raise MegaDPError(Status.STATE, f"a hook that register_post_accumulate_grad_hook has put on {self.names[number]!r} before the module "
+                              "was wrapped has set p.grad to None, as optimizers that step in backward do: the ranks' gradients would not meet. "
+                              "Leave p.grad there, and take the step by a sharded optimizer", param=number)
+        if self.phase == USED or (self.phase == ADDING and self._new_pass):
+            self._begin_pass()
+        if self._lifted[number]:
+            p.grad, self._lifted[number] = self._views[number], 0
 
     def _check_kind(self, number: int, grad: Any) -> None:
         if grad.layout is not torch.strided:
@@ -431,17 +455,18 @@ class Gradients:
     def _all_norms(self, degree: float) -> torch.Tensor:
         """One collective for all of them, since clip_grad_norm_ asks one after another."""
         greatest = math.isinf(degree)
-        powers = torch.zeros(len(self.names), dtype=torch.float64)
+        powers = [0.0] * len(self.names)
         for i in self._slots:
             flat = self._reduced(i).view(-1)
             for begin, end in [(0, flat.numel())] if self.pooled else self._owned[i]:
                 for at in range(begin, end, _CHUNK):
                     of_part = float(torch.linalg.vector_norm(flat[at:min(end, at + _CHUNK)], degree, dtype=torch.float64))
-                    powers[i] = torch.maximum(powers[i], torch.tensor(of_part)) if greatest else powers[i] + of_part**degree
+                    powers[i] = _greater(powers[i], of_part) if greatest else powers[i] + of_part**degree
+        found = torch.tensor(powers, dtype=torch.float64, device="cpu")
         if self._comm is not None and self._comm.size > 1 and not self.whole:
-            self._comm.all_reduce(powers, op="max" if greatest else "sum")
-            powers = powers if greatest else powers / self._instances
-        return powers if greatest else powers.pow(1 / degree)
+            self._comm.all_reduce(found, op="max" if greatest else "sum")
+            found = found if greatest else found / self._instances
+        return found if greatest else found.pow(1 / degree)
 
     def finite(self, numbers: List[int]) -> bool:
         if self._comm is None:

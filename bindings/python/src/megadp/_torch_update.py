@@ -45,7 +45,7 @@ class Stepping:
 
     def __init__(self, kind: Type[torch.optim.Optimizer], given: Dict[str, Any]) -> None:
         self.kind, self._given = kind, given
-        self.defaults = dict(self.make([torch.zeros(2, 2)]).defaults)  # of two dimensions, since Muon takes no others
+        self.defaults = dict(self.make([torch.zeros(2, 2, dtype=torch.float32)]).defaults)  # of two dimensions, since Muon takes no others
         self._inner: Optional[torch.optim.Optimizer] = None
 
     def make(self, params: List[Any]) -> torch.optim.Optimizer:
@@ -75,7 +75,7 @@ class Stepping:
             optimizer = self.make([group])
         else:
             if self._inner is None:
-                self._inner = self.make([torch.zeros(2, 2)])
+                self._inner = self.make([torch.zeros(2, 2, dtype=torch.float32)])
             optimizer = self._inner
             optimizer.param_groups = [group]
             optimizer.state.clear()

@@ -50,7 +50,7 @@ class Whole(Stepping):
     def _read(self, values: Dict[str, Any], shape: Tuple[int, ...]) -> Kept:
         """After a step of a parameter of this shape, where it would be: what is kept may go by sizes."""
         generator = torch.Generator(self._device).manual_seed(1)
-        like, grad = (torch.randn(shape, generator=generator, device=self._device) for _ in range(2))
+        like, grad = (torch.randn(shape, generator=generator, device=self._device, dtype=torch.float32) for _ in range(2))
         optimizer = self.make_trial(values, [like])
         self.steps(optimizer, [like], [[grad]])
         return self.entries(like, optimizer.state.get(like, {}))
@@ -59,9 +59,9 @@ class Whole(Stepping):
         """Some steps of two parameters, and of each by itself, which must come to the same."""
         generator = torch.Generator("cpu").manual_seed(1)
         shape = [*_SIZES, *(ndim - len(_SIZES)) * [2]][:ndim]
-        starts = [torch.randn(shape, generator=generator) for _ in range(2)]
+        starts = [torch.randn(shape, generator=generator, dtype=torch.float32) for _ in range(2)]
         sizes = (100.0, 0.01)  # so that the norm of both is not that of one
-        grads = [[size * torch.randn(shape, generator=generator) for size in sizes] for _ in range(STEPS)]
+        grads = [[size * torch.randn(shape, generator=generator, dtype=torch.float32) for size in sizes] for _ in range(STEPS)]
         both: List[torch.Tensor] = [start.clone() for start in starts]
         optimizer = self.make_trial(values, both)
         self.steps(optimizer, both, grads)

@@ -12,7 +12,7 @@ from typing import Any, Callable, Generator, List, Optional, Tuple
 from . import _raw
 from ._dlpack import give_back_untaken
 from ._errors import MegaDPError, Status
-from ._handles import Handle, calls_under_way, close_all_at_exit
+from ._handles import Handle, InProcess, calls_under_way, close_all_at_exit
 from ._library import lib
 
 SLICE = 0.05  # seconds
@@ -28,7 +28,7 @@ class _Operation:
         self.arrays = arrays
 
 
-class Request:
+class Request(InProcess):
     """One pending operation. Any thread. It may be dropped: the operation then goes on, and the arrays it works on are kept until it has
     finished."""
 

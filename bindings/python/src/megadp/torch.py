@@ -12,7 +12,7 @@ import torch
 from . import _torch_ddp as ddp
 from ._buffer import Buffer
 from ._comm import Comm
-from ._errors import invalid
+from ._errors import MegaDPError, invalid
 from ._grid import Grid
 from ._params import Param
 from ._saved import Together
@@ -206,7 +206,10 @@ class DataParallel(torch.nn.Module):
     @eager
     def _broadcast_buffers(self) -> None:
         if self._buffers_due and self.broadcasts_buffers:
-            self._module_buffers.broadcast()
+            try:
+                self._module_buffers.broadcast()
+            except MegaDPError as error:
+                raise ddp.explained_forward(error) from None
 
     def _check_frozen(self) -> None:
         for name, p in self._left_out:
@@ -308,4 +311,4 @@ class DataParallel(torch.nn.Module):
     def __reduce_ex__(self, protocol: Any) -> Any:
         """copy.deepcopy, AveragedModel and torch.save get an Unwrapped."""
         self.wait()
-        return ddp.unwrapped, (self.module, self.training)
+        return Unwrapped, (self.module, self.training)

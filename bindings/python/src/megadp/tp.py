@@ -184,7 +184,7 @@ class TpLinear(Closable):
     @property
     def weight_placement(self) -> Placed:
         """Of the weight, in a Param or a checkpoint. Raises MegaDPError: INVALID (blocks of different sizes: no placement describes them)."""
-        if len(set(self._blocks)) > 1 and self._size > 1:
+        if len(set(self._blocks)) > 1:
             raise invalid(f"blocks are {tuple(self._blocks)}; a placement describes blocks of equal sizes, also in checkpoints: make a layer of "
                           "each size")
         return Placed("sharded", self._cut_dim, max(1, len(self._blocks)))
