@@ -43,6 +43,13 @@ function strided(array::SubArray)
 end
 strided(_) = nothing
 
+"What is dense stays so where its memory is read as another type."
+function strided(array::Base.ReinterpretArray)
+    isdense(parent(array)) || return nothing
+    owner, address, _ = strided(parent(array))
+    return (owner, address, Base.size_to_strides(1, size(array)...))
+end
+
 function strided(array::PermutedDimsArray{T,N,P}) where {T,N,P}
     inner = strided(parent(array))
     inner === nothing && return nothing
@@ -85,14 +92,16 @@ end
 "An array that is written in place, so that a copy would not do; `name` says which, in the error."
 function borrow_written(array, name, row_major = false)
     strided(array) === nothing &&
-        throw(invalid("$name is a $(typeof(array)), which has no strides; it is written in place: give a dense array, or a view of one"))
+        throw(invalid("$name is a $(typeof(array)), of which it is not known here how it lies in memory; it is written in place: give an Array, or a " *
+                      "view of one"))
     return borrow(array, row_major)
 end
 
 "A dense array as one dimension: collectives do not look at shapes."
-borrow_flat(array) = borrow(array, dtype_of(eltype(array)), UInt(pointer(array)), Int64[length(array)], Int64[])
+borrow_flat(array) = borrow(array, dtype_of(eltype(array)), strided(array)[2], Int64[length(array)], Int64[])
 
 isdense(array::DenseArray) = true
+isdense(array::Base.ReinterpretArray) = strided(array) !== nothing
 isdense(array::AbstractArray) = array isa Base.FastContiguousSubArray && strided(array) !== nothing
 
 "An array over `address` that owns nothing; an extension adds CUDA's (device type 2)."

@@ -86,6 +86,7 @@ mutable struct Buffer <: Handle
     params::Vector{Param}
     row_major::Bool
     on_device::Bool
+    begun::Int  # how often a caller's zero_grad! or microbatch! has begun anew, which a DataParallel has to know
 end
 @handle Buffer mdp_buffer
 Base.deepcopy_internal(buffer::Buffer, ::IdDict) = not_copied(buffer)
@@ -118,7 +119,7 @@ function register(comm, grid, params; row_major = false, keywords...)
         raw = [raw_param(i, listed[i], sizes[i], row_major) for i in eachindex(listed)]
         check(Raw.mdp_buffer_register(comm, grid, config, raw, length(raw), out))
     end
-    buffer = finalizer(close, Buffer(Slot(UInt(out[])), listed, row_major, false))
+    buffer = finalizer(close, Buffer(Slot(UInt(out[])), listed, row_major, false, 0))
     trained = findfirst(param -> !param.frozen, listed)
     if trained !== nothing
         tensor = Ref(Raw.mdp_tensor())
@@ -251,14 +252,24 @@ Says whether the microbatch that begins is the step's last: only then do gradien
 leave in each, and this launches what the one before has left. Also begins anew after a `sync!` that failed or had no step. Local. Throws
 `MegaDPError`: `:STATE`.
 """
-microbatch!(buffer::Buffer; last::Bool) = check(Raw.mdp_microbatch_begin(buffer, last))
+function microbatch!(buffer::Buffer; last::Bool)
+    check(Raw.mdp_microbatch_begin(buffer, last))
+    buffer.begun += 1
+    return nothing
+end
 
 """
     zero_grad!(buffer)
 
-Sets all gradients to zero and begins the step anew. Only needed where a framework adds into the views itself. Local.
+Sets all gradients to zero and begins the step anew. Only needed where a framework adds into the views itself. Local. Throws `MegaDPError`: `:STATE` (a
+bucket has left already: call `sync!(buffer)` on all ranks first, which may throw `:STATE`; of a `DataParallel`, `zero_grad!(dp)`).
 """
-zero_grad!(buffer::Buffer) = check(Raw.mdp_buffer_zero_grad(buffer, stream_for(buffer)))
+function zero_grad!(buffer::Buffer)
+    on_all(text) = endswith(text, "sync!") ? text * " on all ranks, or of a DataParallel by zero_grad!(dp) on all ranks" : text
+    check(Raw.mdp_buffer_zero_grad(buffer, stream_for(buffer)), on_all)
+    buffer.begun += 1
+    return nothing
+end
 
 """
     sync!(buffer; async = false)

@@ -76,7 +76,17 @@ function attend(call, attention, read, written)
                                                    @cfunction(attend_block, Int32, (Ptr{Cvoid}, Ptr{Raw.mdp_cp_block})),
                                                    pointer_from_objref(attending), given..., wanted..., stream_of(first(written)))
     attending.problem === nothing || throw(attending.problem)
-    check(status)
+    check(status, in_words_of_attention)
+end
+
+"A sentence of the library about an attention in Julia's words: it counts positions and bounds from 0, and has dimensions the other way round."
+function in_words_of_attention(text)
+    counted(k) = parse(Int, k) + 1
+    rules = ("must be [batch, sequence, heads, head_dim]" => "must be (head_dim, heads, positions, batch)",
+             "the attention function returned -1 for" => "the attention function has thrown, at",
+             r"(?<=\bqueries from )\d+|(?<= and keys from )\d+|(?<=\bbounds\[)\d+(?=\])" => counted,
+             "config.bound_count is" => "the length of bounds is", "config." => "", " has shape " => " has size ")
+    return foldl(replace, rules; init = sizes_turned(text))
 end
 
 forward!(attention::CpAttention, out::AbstractArray, lse::AbstractArray, q::AbstractArray, k::AbstractArray, v::AbstractArray) =

@@ -44,6 +44,10 @@ mutable struct DataParallel{M}
     gathering::Union{Request,Nothing}     # the last step's, where its parameters may be still on their way
     rounded::Bool                         # of some parameters the optimizer has masters with more digits
     held::Union{Some,Nothing}             # the tree whose gradients the library has, where another thread's call kept the step from being taken
+    again::Vector{Bool}                   # by parameter: whether a wrapped layer has run forward after its gradient came, as in another batch
+    came::Bool                            # a gradient of this batch
+    broken::Bool                          # and another was refused
+    begun::Int                            # the buffer's, when all this was noted
 end
 
 "Whether a keyword is the optimizer's; the others are the buffer's. Its constructor says so, and no list that could fall behind."
@@ -73,7 +77,8 @@ function DataParallel(over::Union{Comm,Grid}, model; async = false, use_order = 
         own = map_leaves((leaf, path, _) -> (i = number(leaf, path); i > 0 ? views[i] : leaf), model)
         dp = DataParallel(own, buffer, optimizer, views, places, zeros(Int, length(arrays)), zeros(Int, length(arrays)),
                           Any[nothing for _ in arrays], ReentrantLock(), async, nothing,
-                          any(array -> has_master(eltype(array), get(keywords, :no_master, false)), arrays), nothing)
+                          any(array -> has_master(eltype(array), get(keywords, :no_master, false)), arrays), nothing,
+                          fill(false, length(arrays)), false, false, buffer.begun)
         remember(dp)
         return dp
     catch
@@ -128,7 +133,8 @@ end
 
 Base.deepcopy_internal(dp::DataParallel, ::IdDict) = not_copied(dp)
 
-Base.show(io::IO, dp::DataParallel) = print(io, "DataParallel(", nameof(typeof(dp.model)), ", ", length(dp.arrays), " parameters)")
+Base.show(io::IO, dp::DataParallel) =
+    print(io, "DataParallel(", nameof(typeof(dp.model)), ", ", length(dp.arrays), isopen(dp.buffer) ? " parameters)" : " parameters, closed)")
 
 """
     wait(dp)
@@ -152,12 +158,72 @@ function microbatch!(dp::DataParallel; last::Bool)
     begin_anew(dp)
 end
 
+"""
+    zero_grad!(dp)
+
+Gives a batch up, as after an exception in backward that the program catches: throws away the gradients that have come since the last step, also those
+that have left, and the next batch can begin. Parameters stay. After a step there is nothing to throw away, and no need of it.
+
+Collective over the world: all ranks give the batch up; waits in slices of 50 ms. Where one rank alone gives a batch up, and the others are in
+`step!`, its `zero_grad!(dp)` makes that fail by `:STATE`, which names it, and all can begin the next batch: if it has not come to all of its
+gradients, and `missing` is `:error`. Otherwise that rank calls `step!(dp)`: the step has what has come, and zero for the rest. Throws `MegaDPError`: `:STATE` (a
+gradient is lent; another thread's call is under way), and those of a lost communicator.
+"""
+function zero_grad!(dp::DataParallel)
+    try
+        sync!(dp.buffer)  # other ranks may wait for what has left here
+    catch problem
+        # What was missing, or not finite, is thrown away with the rest.
+        problem isa MegaDPError && problem.kind in (:STATE, :NUMERIC) && !is_busy(problem) || rethrow()
+    end
+    zero_grad!(dp.buffer)
+    begin_anew(dp)
+end
+
 function begin_anew(dp)
     fill!(dp.expected, 0)
+    forget_handed(dp)
+end
+
+"Layers that have run forward may still run backward."
+function forget_handed(dp)
     fill!(dp.arrived, 0)
     fill!(dp.handed, nothing)
-    dp.held = nothing
+    fill!(dp.again, false)
+    dp.held, dp.came, dp.broken, dp.begun = nothing, false, false, dp.buffer.begun
     return nothing
+end
+
+"Forgets what was handed over where the buffer itself has begun anew, by `zero_grad!(dp.buffer)`."
+refresh(dp) = dp.begun == dp.buffer.begun ? nothing : forget_handed(dp)
+
+is_busy(problem) = problem.kind == :STATE && occursin(" is in use by ", problem.text)
+
+const GIVING_UP = "call zero_grad!(dp) on all ranks before the next batch"
+
+"Puts a gradient of parameter `i`. One that has come already is mostly of a batch that was given up."
+function hand!(dp, i, gradient; more)
+    try
+        put!(dp.buffer, i, gradient; more = more)
+        dp.came = true
+        return nothing
+    catch problem
+        dp.broken = dp.came || any(>(0), dp.arrived)
+        problem isa MegaDPError && occursin("is ready already", problem.text) || rethrow()
+        throw(failure(Raw.MDP_E_STATE, "the gradient of parameter $i, '$(dp.buffer.params[i].name)', has come already since the last step. If that was of a " *
+                                       "batch that was given up, as after an exception in backward, $GIVING_UP; gradients of several batches are added up " *
+                                       "where each begins with microbatch!(dp; last = …)"; param = i))
+    end
+end
+
+"Throws where gradients of a batch that was given up may be there: what comes would be added to them."
+function refuse_rest(dp, found)
+    dp.broken && throw(failure(Raw.MDP_E_STATE, "a gradient was refused, and others of the same batch have come: $GIVING_UP"))
+    for i in eachindex(dp.arrays)
+        dp.again[i] && dp.arrived[i] < dp.expected[i] && isempty(found[i]) || continue
+        throw(failure(Raw.MDP_E_STATE, "wrapped layers with parameter $i, '$(dp.buffer.params[i].name)', ran forward $(dp.expected[i]) times and backward " *
+                                       "$(dp.arrived[i]) times, in turns. If a batch was given up, $GIVING_UP; if not, give step! the gradients"; param = i))
+    end
 end
 
 """
@@ -166,12 +232,15 @@ end
 Hands over the gradients of a microbatch: a tree of the model's shape, as `gradient` returns it, with `nothing` where there is none. What
 wrapped layers have put already is left alone. `step!(dp, grads)` does this by itself for the last microbatch. Local. Throws `MegaDPError`:
 `:INVALID` (the tree is of another shape than the model: names the place; or it has another gradient than wrapped layers have handed over: names the
-parameter; nothing of the tree has been put), and as `put!` of a `Buffer`.
+parameter; nothing of the tree has been put), `:STATE` (a gradient has come already since the last step, of a batch that was given up, say: see
+[`zero_grad!(dp)`](@ref)), and as `put!` of a `Buffer`.
 """
 function Base.put!(dp::DataParallel, grads)
+    refresh(dp)
     compare(isowned, dp.model, grads)
-    gradients(i) = filter(g -> g isa AbstractArray, map(path -> at(grads, path), dp.places[i]))
-    foreach(i -> dp.arrived[i] > 0 && refuse_other(dp, i, gradients(i)), eachindex(dp.arrays))
+    found = [filter(g -> g isa AbstractArray, map(path -> at(grads, path), paths)) for paths in dp.places]
+    refuse_rest(dp, found)
+    foreach(i -> dp.arrived[i] > 0 && refuse_other(dp, i, found[i]), eachindex(dp.arrays))
     # As backward finds them: buckets fill one after another.
     for i in sort(collect(eachindex(dp.arrays)); by = i -> (dp.buffer.params[i].use_order, i), rev = true)
         if dp.arrived[i] > 0
@@ -179,9 +248,8 @@ function Base.put!(dp::DataParallel, grads)
             dp.arrived[i] < dp.expected[i] && nothing_more!(dp.buffer, i)
             continue
         end
-        found = gradients(i)
-        for (k, gradient) in enumerate(found)
-            put!(dp.buffer, i, gradient; more = k < length(found))
+        for (k, gradient) in enumerate(found[i])
+            hand!(dp, i, gradient; more = k < length(found[i]))
         end
     end
 end
@@ -195,9 +263,10 @@ takes the optimizer's step, together with that of `others` of `dp.buffer` as in 
 pieces. Returns what [`step!`](@ref) of the optimizer does; with `async = true` in `DataParallel`, while parameters are still gathered.
 
 Collective over the world; waits in slices of 50 ms. Throws `MegaDPError`: `:STATE` (a parameter without a gradient: names it and the rank, on
-all ranks), `:INVALID` (as `put!`), `:NUMERIC`, and those of a lost communicator. After `:STATE` and `:NUMERIC` nothing
-has changed, and the next step can begin; after `:INVALID` too where no wrapped layer has handed over a gradient, otherwise when all ranks have called
-`sync!(dp.buffer)` and `microbatch!(dp; last = true)`. Where another thread's call is under way (`:STATE`, "is in use by") the gradients stay:
+all ranks; gradients of a batch that was given up are there), `:INVALID` (as `put!`), `:NUMERIC`, and those of a lost communicator. Parameters are
+then what they were. After `:NUMERIC`, and after `:STATE` of a parameter without a gradient, the next step can begin; after `:INVALID` too where nothing had
+been handed over. Otherwise the gradients that have come stay, and are never added to another batch's: after `:INVALID` the same step can be
+taken with the right tree; [`zero_grad!(dp)`](@ref) on all ranks throws them away. Where another thread's call is under way (`:STATE`, "is in use by")
 `step!(dp)`, or the same call, goes on.
 """
 step!(dp::DataParallel, grads = nothing; keywords...) = step_model!(nothing, dp, grads; keywords...)
@@ -205,6 +274,7 @@ step!(f::Function, dp::DataParallel, grads = nothing; keywords...) = step_model!
 
 function step_model!(f, dp, grads; others = (), keywords...)
     try
+        refresh(dp)
         # The same tree is not handed over twice.
         dp.held === nothing || !(grads === nothing || grads === something(dp.held)) ? put!(dp, grads) : nothing
         # Masters follow what was written into parameters in place, as Float32 parameters do, which are their own.
@@ -215,13 +285,12 @@ function step_model!(f, dp, grads; others = (), keywords...)
         return dp.async ? answer[1] : answer
     catch problem
         # Another thread's call is in the way, on this rank alone: the gradients are there for the next try.
-        if problem isa MegaDPError && problem.kind == :STATE && occursin(" is in use by ", problem.text)
+        if problem isa MegaDPError && is_busy(problem)
             grads === nothing && dp.held !== nothing || (dp.held = Some(grads))
             rethrow()
         end
-        begin_anew(dp)
-        # Not where the ranks are lost to each other: then this fails as well, and the first failure is the one to see.
-        problem isa MegaDPError && problem.kind in (:STATE, :NUMERIC, :INVALID) && Raw.mdp_microbatch_begin(dp.buffer, 1)
+        # Refused where gradients are there that were not reduced: then what is noted of them stays too.
+        Raw.mdp_microbatch_begin(dp.buffer, 1) < 0 || begin_anew(dp)
         rethrow()
     end
 end

@@ -33,11 +33,19 @@ end
 failure(status, text; param = nothing) = MegaDPError(status, kind_of(status), nothing, nothing, param, 0, text)
 invalid(text; param = nothing) = failure(Raw.MDP_E_INVALID, text; param = param)
 
+"Operations of a step by their names here, in sentences that say what to call."
+const CALLS = (r"\bmdp_buffer_zero_grad\b" => "zero_grad!", r"\bmdp_grad_sync\b" => "sync!", r"\bmdp_microbatch_begin\b" => "microbatch!",
+               r"\bmdp_optimizer_set_steps\b" => "set_steps!", r"\bmdp_optimizer_step\b" => "step!", r"\bmdp_grad_put\b" => "put!")
+
 """
 A sentence of the library in words of Julia's: the library counts parameters, and elements of one, from 0, and has C's names for settings and operations.
 """
 function in_julias_words(text)
     rules = (r"(?<=\bparameter )\d+(?= ')|(?<=\belement )\d+(?= of parameter )" => found -> parse(Int, found) + 1,
+             "mdp_optimizer_step_finish: failed is 1" => "the function that updates has thrown",
+             r"\bmdp_microbatch_begin \(is_last 1\)" => "microbatch!(…; last = true)", CALLS...,
+             "config.part_count is 0; a checkpoint has at least one buffer" =>
+                 "parts is empty; a checkpoint has at least one Optimizer, Buffer or DataParallel",
              r"\bmdp_(?:comm|buffer|optimizer|grid)_config\.(?=\w)" => "", "MDP_OP_AVG" => "avg", "MDP_OP_SUM" => "+", "MDP_OP_MAX" => "max",
              "MDP_OP_MIN" => "min")
     return foldl(replace, rules; init = text)
@@ -72,5 +80,11 @@ and what the collector may run in between, a destroy, leaves the text as it is.
     return found.code == status ? found : failure(status, "no details")
 end
 
-"Returns where the status is not a failure, and throws a `MegaDPError` otherwise."
-check(status) = status < 0 ? throw(last_error(status)) : nothing
+"Returns where the status is not a failure, and throws a `MegaDPError` otherwise, whose sentence `words` may change."
+check(status, words = identity) = status < 0 ? throw(reworded(last_error(status), words)) : nothing
+
+reworded(problem, words) = MegaDPError(problem.code, problem.kind, problem.rank, problem.bucket, problem.param, problem.operation, words(problem.text))
+
+"The sizes in a sentence the other way round, as Julia's arrays have them: [3,2] is (2, 3)."
+sizes_turned(text) = replace(text, r"(?<![\w\]])\[[-\d,]*\]" => list -> size_text(reverse(split(list[2:end-1], ','; keepempty = false))))
+size_text(sizes) = string("(", join(sizes, ", "), length(sizes) == 1 ? ",)" : ")")

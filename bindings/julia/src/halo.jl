@@ -73,22 +73,15 @@ and arrays from 0, and has C's names for arguments.
 function in_callers_words(text, n)
     other_way(d) = n - parse(Int, d)
     counted(k) = parse(Int, k) + 1
-    tuple_of(values) = string("(", join(reverse(values), ", "), length(values) == 1 ? ",)" : ")")
     rules = (r"(?<=dimension )\d+" => other_way, r"(?<=grid\[|shape\[|low\[|high\[|strides\[)\d+" => other_way,
              r"(?<=fields\[|parts\[)\d+" => counted, r"^index is \d+" => found -> "i is $(counted(found[10:end]))",
-             r"(?<!\w)\[[-\d,]+\]" => list -> tuple_of(split(list[2:end-1], ',')),
-             r"(?<=edges )(?:(?:keep|zero|periodic|reflect)\b ?)+(?=,)" => edges -> tuple_of(":" .* split(edges)),
+             r"(?<=edges )(?:(?:keep|zero|periodic|reflect)\b ?)+(?=,)" => edges -> size_text(reverse(":" .* split(edges))),
              "config.shape" => "size", "config." => "", " has shape " => " has size ")
-    return foldl(replace, rules; init = text)
+    return foldl(replace, rules; init = sizes_turned(text))
 end
 
 "`check` of a call with a halo of `n` dimensions."
-function check_halo(status, n)
-    status < 0 || return nothing
-    problem = last_error(status)
-    throw(MegaDPError(problem.code, problem.kind, problem.rank, problem.bucket, problem.param, problem.operation,
-                      in_callers_words(problem.text, n)))
-end
+check_halo(status, n) = check(status, text -> in_callers_words(text, n))
 
 Halo(body::Base.Callable, comm::Comm; keywords...) = closing(body, Halo(comm; keywords...))
 

@@ -15,6 +15,9 @@ Needs an AD that goes by ChainRules' rules (Zygote), and ChainRulesCore.jl loade
 A layer may run several times in one forward pass. Outside of differentiation, and for arrays that are no parameters of a `DataParallel`,
 it is the layer itself. An array that stands at several places is in wrapped layers at all of them, or at none; and what is used outside of its layer
 as well, as by a penalty on weights in the loss, is not wrapped: when that part of the gradient comes, the rest has left. `step!` finds it and says so.
+
+A batch that is given up, as after an exception in backward that the program catches, has handed over a part of its gradients, and some may have left:
+[`zero_grad!(dp)`](@ref) throws them away, before the next batch.
 """
 overlap(layer) = Overlap(layer)
 
@@ -46,7 +49,11 @@ Notes that the layer whose parameters are in `tree` is about to run and will be 
 function forward_begins(tree)
     each_parameter(tree, nothing) do dp, i, _
         await_parameter(dp, i)
-        lock(() -> dp.expected[i] += 1, dp.lock)
+        lock(dp.lock) do
+            refresh(dp)
+            dp.arrived[i] > 0 && (dp.again[i] = true)
+            dp.expected[i] += 1
+        end
     end
 end
 
@@ -55,7 +62,7 @@ end
 
 Hands over the gradients of the parameters in `tree`, which `grads` has at the same places. The last one of as many as `forward_begins` noted
 makes a parameter's gradient complete. The arrays are kept, and not to be written, until the step: a tree that is given to it has to have the same
-gradients, or none. Local; any thread. Throws as `put!` of a `DataParallel`.
+gradients, or none. Local; any thread. Throws as `put!` of a `DataParallel`; then [`zero_grad!(dp)`](@ref) comes before the next batch.
 """
 function backward_ends(tree, grads)
     compare(isowned, tree, grads)
@@ -65,11 +72,12 @@ function backward_ends(tree, grads)
     end
     for (dp, i, gradient) in Iterators.reverse(found)  # buckets fill from the last parameter on
         last = lock(dp.lock) do
+            refresh(dp)
             dp.arrived[i] += 1
             dp.handed[i] = handed_over(dp.handed[i], gradient)
             dp.arrived[i] >= dp.expected[i]
         end
-        put!(dp.buffer, i, gradient; more = !last)
+        hand!(dp, i, gradient; more = !last)
     end
 end
 
@@ -106,7 +114,7 @@ function refuse_other(dp, i, found)
     throw(invalid("the gradient of parameter $i, '$(dp.buffer.params[i].name)', is not what wrapped layers have handed over, which has left and " *
                   "cannot be added to. If the parameter is used outside of these layers as well, as by a penalty on weights, do not wrap them by " *
                   "overlap, or leave a penalty to the optimizer (weight_decay); if its gradient was scaled or clipped, use grad_divisor or " *
-                  "max_grad_norm"; param = i))
+                  "max_grad_norm. If what they have handed over is of a batch that was given up, $GIVING_UP"; param = i))
 end
 
 await_parameter(dp, i) = dp.gathering === nothing || wait(dp.buffer, i)

@@ -19,6 +19,7 @@ is initialised.
 - With `sequence` the last dimension of `x` (`:column`) or of the output (`:row`) is cut over the ranks outside of the layer.
 - `grad` must be given where the output is the same on all ranks (`:row` without `sequence`, `gather_output`): `:partial`, if each rank's
   gradient of it is a part, or `:replicated`, if it is the same on all.
+- `dtype`, of all arrays, is Float32 or BFloat16 (`:bf16`); gradients of weights may be Float32 too.
 - `blocks` are the sizes, along what is cut, of what is fused (q, k, v): each is cut over the ranks by itself.
 - With a [`Buffer`](@ref) `weight` and `bias` are numbers or names of its parameters (`bias = false`: none), of `placement = :sharded` over the same
   ranks (the bias of `:row`: `:replicated`, with `sequence` `:partial_sum`): then it is `layer(x)`, which waits for their values, and
@@ -63,6 +64,8 @@ linear_flags(bias, transposed, sequence, gather_output, whole_input, check_repli
 function TpLinear(comm::Comm, split::Symbol, features::Pair; bias = true, grad = :unset, sequence = false, gather_output = false,
                   whole_input = false, blocks = (), dtype = Float32, buffer = nothing, weight = nothing, check_replicated = false)
     weight_number, bias_number, has_bias = parameters_of(buffer, weight, bias)
+    get(DTYPES, dtype, 0) in (Raw.MDP_DTYPE_F32, Raw.MDP_DTYPE_BF16) ||
+        throw(invalid("dtype is $dtype; a TpLinear computes with Float32, or BFloat16 (:bf16)"))
     row_major = buffer !== nothing && buffer.row_major
     sizes = Int64[blocks...]
     out = Ref{Ptr{Raw.mdp_tp_linear}}(C_NULL)

@@ -237,3 +237,17 @@ testcase("reduced gradients are measured, scaled and written") do
     close(optimizer)
     close(buffer)
 end
+
+testcase("what is dense stays so where its memory is read as another type, and is written in place") do
+    numbers = ComplexF32[1 + 2im, 3 + 4im]
+    @test MegaDP.allreduce!(world, reinterpret(Float32, numbers), +) == 1:4
+    @test bcast!(world, view(reinterpret(Float32, numbers), 2:3)) == [2, 3]
+    layer = TpLinear(world, :column, 2 => 4)
+    MegaDP.forward!(layer, reinterpret(Float32, numbers), ones(Float32, 2), ones(Float32, 4, 2), Float32[0, 1, 2, 3])
+    @test numbers == [2 + 3im, 4 + 5im]
+    apart = reinterpret(Float32, view(numbers, 1:2:1))
+    problem = caught(() -> MegaDP.forward!(layer, apart, ones(Float32, 2), ones(Float32, 4, 2), zeros(Float32, 4)))
+    @test problem.kind == :INVALID && occursin("it is not known here how it lies", problem.text)
+    @test caught(() -> allreduce!(world, apart, +)).kind == :INVALID
+    close(layer)
+end

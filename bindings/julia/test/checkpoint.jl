@@ -68,7 +68,7 @@ testcase("what of a checkpoint is refused, and which ones are kept") do
         second = MegaDP.Optimizer(buffer)
         save(; keywords...) = save_checkpoint(folder, buffer; keywords...)
         save_tensor(; how...) = save(; tensors = Dict("x" => CheckpointTensor([1.0]; how...)))
-        for (word, body) in (("part_count", () -> save_checkpoint(folder)), ("Comm", () -> save_checkpoint(folder, world)),
+        for (word, body) in (("parts is empty", () -> save_checkpoint(folder)), ("Comm", () -> save_checkpoint(folder, world)),
                              ("so has that of config.parts[0]", () -> save_checkpoint(folder, optimizer, second)), ("keep", () -> save(; keep = -1)),
                              ("Float32", () -> save(; rank_data = Float32[1])), ("NUL", () -> save_checkpoint("a\0b", buffer)),
                              ("'w'", () -> save(; tensors = Dict("w" => [1.0]))),

@@ -30,12 +30,13 @@ testcase("arguments of attention that cannot be meant are named") do
     q = array(4, 3, 5, 1)
     forward(out, lse) = MegaDP.forward!(CpAttention(world), out, lse, q, q, q)
     for (made, told) in ((() -> CpAttention(world; form = :tree), "form is :tree"),
-                         (() -> CpAttention(world; bounds = [1, 5])(q, q, q), "config.bounds[0] is 1"),
-                         (() -> CpAttention(world; bounds = Int[])(q, q, q), "config.bound_count is 0"),
+                         (() -> CpAttention(world; bounds = [1, 5])(q, q, q), "bounds[1] is 1"),
+                         (() -> CpAttention(world; bounds = Int[])(q, q, q), "the length of bounds is 0"),
                          (() -> CpAttention(world)(q, array(4, 2, 5, 1), array(4, 2, 5, 1)), "k has 2 heads and q 3"),
                          (() -> CpAttention(world)(zeros(4, 3, 5, 1), q, q), "q.dtype is f64"),
-                         (() -> CpAttention(world)(array(2), q, q), "q has shape [2]"),
-                         (() -> forward(array(4, 3, 5, 2), array(3, 5, 1)), "out has shape"), (() -> forward(array(4, 3, 5, 1), array(3, 5)), "lse has shape"),
+                         (() -> CpAttention(world)(array(2), q, q), "q has size (2,); it must be (head_dim, heads, positions, batch)"),
+                         (() -> CpAttention(world)(q, array(4, 3, 6, 1), q), "k has size (4, 3, 6, 1) and q (4, 3, 5, 1)"),
+                         (() -> forward(array(4, 3, 5, 2), array(3, 5, 1)), "out has size (4, 3, 5, 2); it must be that of q, (4, 3, 5, 1)"), (() -> forward(array(4, 3, 5, 1), array(3, 5)), "lse has size (3, 5)"),
                          (() -> forward(q, array(3, 5, 1)), "are the same memory"),
                          (() -> forward(array(4, 3, 5, 1), Diagonal(array(3))), "lse is a Diagonal"))
         problem = caught(made)

@@ -71,7 +71,7 @@ testcase("use after close is an error, and closing twice is none") do
         problem = caught(use)
         @test problem.kind == :STATE && occursin("closed", problem.text)
     end
-    @test !isopen(comm) && occursin("closed", sprint(show, comm)) && occursin("closed", sprint(show, buffer))
+    @test !isopen(comm) && all(closed -> occursin("closed", sprint(show, closed)), (comm, buffer, dp))
     @test Comm(local_rank) == 0
 end
 
@@ -90,4 +90,16 @@ testcase("an id makes a world, and is no secret twice") do
     @test id != unique_id() && length(id) == 128
     @test Comm(total_workers; id = id, size = 1) == 1
     @test read_json(MegaDP.info())["version"] isa String
+end
+
+testcase("the library's names for a step's calls, and for settings, are said in Julia's words") do
+    dp = DataParallel(world, (w = ones(Float32, 2),); rule = :caller, state = (:m,))
+    @test_throws DivideError step!(piece -> 1 ÷ 0, dp, (w = ones(2),))
+    problem = caught(() -> step!(piece -> nothing, dp, (w = ones(2),)))
+    @test problem.kind == :STATE && occursin("set_steps!", problem.text) && !occursin("mdp_", problem.text)
+    set_steps!(dp.optimizer, 0)
+    @test step!(piece -> nothing, dp, (w = ones(2),)).step == 1
+    close(dp)
+    text = caught(() -> save_checkpoint(tempname(); tensors = Dict("a" => [1.0]))).text
+    @test occursin("at least one Optimizer, Buffer or DataParallel", text) && !occursin("config", text)
 end

@@ -41,6 +41,13 @@ testcase("two ranks: zero2 has the bits of zero1, with gradients handed over at 
     @test !occursin("came before its turn", outcome.output)  # gradients are handed over in the order in which buckets leave
 end
 
+testcase("two ranks: a batch that is given up after some of its gradients have left is in no step") do
+    outcome = run_ranks(2, "given_up.jl")
+    @test succeeded(outcome)
+    @test said(outcome, "together") == fill(-2, 2 * 3 * 6) && said(outcome, "one") == fill(-1, 2 * 6)
+    @test said(outcome, "alone") == fill(["STATE", 1], 6) && said(outcome, "stays") == fill(["refused", -1], 2 * 6)
+end
+
 testcase("two ranks: a step that another thread's call refuses keeps its gradients, and is taken later") do
     flag = tempname()
     outcome = run_ranks(2, "busy.jl", flag; environment = Dict("JULIA_NUM_THREADS" => "2"))

@@ -4,7 +4,8 @@
 testcase("arguments of layers and operators that cannot be meant are named") do
     for (made, told) in ((() -> TpLinear(world, :diagonal, 2 => 3), "split is :diagonal"),
                          (() -> TpLinear(world, :row, 2 => 3), "config.grad"),
-                         (() -> TpLinear(world, :column, 2 => 3; dtype = Float64), "config.dtype"),
+                         (() -> TpLinear(world, :column, 2 => 3; dtype = Float64), "dtype is Float64; a TpLinear computes with Float32, or BFloat16"),
+                         (() -> TpLinear(world, :column, 2 => 3; dtype = Float16), "dtype is Float16"),
                          (() -> TpLinear(world, :column, 2 => 3; weight = 1), "a buffer, which is not given"),
                          (() -> TpRegion(world, :sum), "region is :sum"), (() -> TpRegion(world, :copy; grad = :some), "grad is :some"),
                          (() -> TpRegion(world, :gather; grad = :partial), "dim is not given"),

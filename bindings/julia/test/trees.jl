@@ -101,6 +101,43 @@ testcase("a wrapped layer hands over its gradients by itself, however often it r
     close(dp)
 end
 
+testcase("gradients of a batch that was given up are never added to another's, in a layer that runs twice too") do
+    layer = overlap((w = ones(Float32, 2),))
+    dp = DataParallel(world, (wrapped = layer, plain = (w = ones(Float32, 2),)); lr = 0.0)
+    inner = dp.model.wrapped.layer
+    backward(values...) = (foreach(_ -> MegaDP.forward_begins(inner), 1:2); foreach(v -> MegaDP.backward_ends(inner, (w = [v, 0.0],)), values))
+    plain = (plain = (w = [0.0, 4],),)
+    for (again, refused) in ((plain, :STATE), (merge(plain, (wrapped = (layer = (w = [3.0, 0],),),)), :INVALID))
+        backward(100.0)  # then an exception
+        backward(1.0, 2.0)
+        problem = caught(() -> step!(dp, again))
+        @test problem.kind == refused && problem.param == 1 && occursin("zero_grad!(dp) on all ranks", problem.text)
+        zero_grad!(dp)
+        backward(1.0, 2.0)
+        @test step!(dp, again).grad_norm ≈ 5
+    end
+    # The buffer's own, where nothing has left: what had been handed over is forgotten, and a layer may be between forward and backward.
+    backward(100.0)
+    zero_grad!(dp.buffer)
+    backward(1.0, 2.0)
+    @test step!(dp, merge(plain, (wrapped = (layer = (w = [3.0, 0],),),))).grad_norm ≈ 5
+    close(dp)
+end
+
+testcase("after a tree that is refused the same step can be taken with the right one, and not after half of one") do
+    dp = DataParallel(world, (wrapped = overlap((w = ones(Float32, 2),)), plain = (w = ones(Float32, 2),), tied = (w = ones(Float32, 2),)); lr = 0.0)
+    MegaDP.forward_begins(dp.model.wrapped.layer)
+    MegaDP.backward_ends(dp.model.wrapped.layer, (w = [3.0, 0],))
+    with(w) = (plain = (w = w,), tied = (w = [0.0, 0],))
+    @test caught(() -> step!(dp, with(ones(3)))).kind == :INVALID
+    @test step!(dp, with([0.0, 4])).grad_norm ≈ 5
+    @test caught(() -> put!(dp, with(ComplexF64[0, 4]))).kind == :INVALID  # after 'tied.w' has been put
+    @test all(problem -> problem.kind == :STATE && occursin("zero_grad!(dp)", problem.text), [caught(() -> step!(dp, with([0.0, 4]))) for _ in 1:2])
+    zero_grad!(dp)
+    @test step!(dp, merge(with([0.0, 4]), (wrapped = (layer = (w = [3.0, 0],),),))).grad_norm ≈ 5
+    close(dp)
+end
+
 "What a step says of a model with a layer wrapped and one not, where the wrapped one has handed over `handed` and the tree has `tree` there."
 function step_with(tree, handed...; model = (wrapped = overlap((w = ones(Float32, 2),)), plain = (w = ones(Float32, 2),)))
     dp = DataParallel(world, model; lr = 0.0)
