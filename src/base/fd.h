@@ -29,6 +29,9 @@ class Fd {
 // The same descriptor once more, close-on-exec.
 Result<Fd> duplicate(const Fd& fd);
 
+// System, with the limit, if this process cannot open so many more.
+Status check_descriptors(size_t count);
+
 // Takes those of 0, 1 and 2 that are closed, and keeps them: for libraries that open descriptors of their own, with any number.
 void occupy_standard_descriptors() noexcept;
 

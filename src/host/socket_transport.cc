@@ -122,6 +122,7 @@ Result<std::string> SocketTransport::listen(const NodeAddresses& nodes) {
                   "the network address of this node is not known, as the ranks met over a loopback address (a tunnel?); give a root "
                   "address (MEGADP_ROOT) in the network that shall carry the data");
   }
+  if (Status room = check_descriptors(peers_.size() + 2); !room) return room;
   auto listener = listen_at_free_port(own);
   if (!listener.ok()) return listener.status();
   auto nonce = fresh_nonce();

@@ -68,6 +68,8 @@ Status UcxNetwork::start(const NodeAddresses& nodes) {
   if (settings.ok()) settings = modify(ucx_, config, "WARN_INVALID_CONFIG", "n");
   // A flush waits for what the worker holds alone. To flush endpoints takes the other side's part too, which may be busy in another group.
   if (settings.ok()) settings = modify(ucx_, config, "FLUSH_WORKER_EPS", "n");
+  // Where a firewall drops what is sent, a connect that blocks takes two minutes, whatever the timeout is.
+  if (settings.ok() && std::getenv("UCX_TCP_CONN_NB") == nullptr) settings = modify(ucx_, config, "CONN_NB", "y");
   // Only tcp tells of a killed peer and is everywhere; a user with other hardware names it. 512 KiB segments: twice the default's speed.
   if (settings.ok() && std::getenv("UCX_TLS") == nullptr) {
     settings = modify(ucx_, config, "TLS", "tcp");

@@ -87,7 +87,12 @@ class UcxTransport final : public Transport {
   bool broken_ = false;
 };
 
+constexpr const char* kGreeting =
+    "the greeting of ranks on other nodes (over UCX, at ports that the system has chosen, which a firewall may close)";
+
+// UCX ends the process where it can open no more: of a worker, and of its connections.
 Status UcxTransport::start() {
+  if (Status room = check_descriptors(16 + 4 * peers_.size()); !room) return room.with_context("UCX");
   const SignalsBlocked blocked;
   ucp_worker_params_t params{};
   params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
@@ -141,7 +146,7 @@ Status UcxTransport::greet() {
     if (Status posted = receive(rank, &theirs[rank], sizeof mine, Lane::collective, nullptr); !posted) return posted;
   }
   const Stop never;
-  if (Status met = wait(never, [] { return std::string("the greeting of ranks on other nodes"); }, {}); !met) return met;
+  if (Status met = wait(never, [] { return std::string(kGreeting); }, {}); !met) return met;
   for (const auto& [rank, said] : theirs) {
     if (said == rank) continue;
     const Status wrong(Code::backend, text("UCX: rank ", said, " answered where rank ", rank, " was expected"));

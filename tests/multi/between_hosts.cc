@@ -4,6 +4,7 @@
 // usage: between_hosts count ELEMENTS     collectives with known answers; how many bytes crossed the host's network devices in each
 //        between_hosts time MIB ROUNDS    milliseconds of all_reduce and reduce_scatter of so much f32, the slowest rank's, by round
 //        between_hosts scatter ELEMENTS TIMEOUT_SECONDS     milliseconds of one reduce_scatter
+//        between_hosts splits COUNT     so many communicators of all ranks, or how making one has failed
 //        between_hosts train SECONDS [TIMEOUT_SECONDS]      a small training for so long, or until rank 0 gets SIGUSR1
 #include <chrono>
 #include <csignal>
@@ -102,6 +103,18 @@ class HostRank {
     say("{\"ms\":" + std::to_string(ms) + "}");
   }
 
+  void splits(int count) {
+    std::vector<Comm> made;
+    mdp_status status = MDP_OK;
+    for (int i = 0; i < count && status == MDP_OK; ++i) {
+      mdp_comm* comm = nullptr;
+      status = mdp_comm_split(comm_.get(), 0, rank_, &comm);
+      if (status == MDP_OK) status = mdp_barrier(comm, nullptr);
+      made.emplace_back(comm);
+    }
+    say(std::string(mdp_status_name(status)) + " " + (status == MDP_OK ? "" : mdp_last_error()));
+  }
+
   void time(int64_t mib, int rounds) {
     const int64_t elements = mib * (1 << 18) / size_ * size_;
     std::vector<float> data(static_cast<size_t>(elements), 1.0F), piece(static_cast<size_t>(elements / size_));
@@ -186,6 +199,7 @@ void run(const std::vector<std::string>& words) {
   HostRank rank(has_timeout ? std::stod(words[2]) : 0);
   if (words[0] == "count") return rank.count(std::stoll(words.at(1)));
   if (words[0] == "scatter") return rank.scatter(std::stoll(words.at(1)));
+  if (words[0] == "splits") return rank.splits(std::stoi(words.at(1)));
   if (words[0] == "time") return rank.time(std::stoll(words.at(1)), std::stoi(words.at(2)));
   rank.train(std::stod(words.at(1)));
 }

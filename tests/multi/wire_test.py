@@ -61,6 +61,17 @@ class Wire(unittest.TestCase):
         print(outputs[0][0])
         self.assertGreater(json.loads(outputs[0][0])["ms"], 1000 * (timeout + 2))
 
+    def test_descriptors_that_run_out_are_named(self):
+        for transport in ("ucx", "sockets"):
+            for limit in (90, 100, 110, 120):  # wherever in a split that is
+                lines = TwoHosts(self).run(MEGADP, (1, 1), ["sh", "-c", f"ulimit -n {limit}; exec {BETWEEN_HOSTS} splits 200"])
+                environment = {**without_launcher(), "MEGADP_TRANSPORT": transport}
+                jobs = [subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for line in lines]
+                outputs = [job.communicate(timeout=LIMIT) for job in jobs]
+                self.assertEqual([job.returncode for job in jobs], [0, 0], outputs)
+                for out, _ in outputs:
+                    self.assertRegex(out, r"^MDP_E_SYSTEM .*\(ulimit -n\)", (transport, limit, outputs))
+
 
 if __name__ == "__main__":
     unittest.main(argv=[sys.argv[0], *sys.argv[3:]], verbosity=2)

@@ -149,6 +149,7 @@ class Client {
         if (!reader.finished()) return spoiled("a refusal that cannot be read");
         reason_ = text("rank ", request_.server_rank, " refused this rank: ", why.text());
         failure_ = Status(why.code(), reason_, why.blame());
+        refusal_ = reason_;
         return may_try_again ? Outcome::again : Outcome::failed;
       }
       case FrameType::broken:
@@ -206,8 +207,14 @@ class Client {
   Status could_not_reach() const {
     return {Code::timeout,
             text("rank ", request_.rank, " could not meet rank ", request_.server_rank, " at ", request_.endpoint.describe(), " within ",
-                 seconds(request_.timeout_ns), ": ", reason_.empty() ? "no answer" : reason_, of_the_same_name(), hint()),
+                 seconds(request_.timeout_ns), ": ", why(), of_the_same_name(), hint()),
             Blame{request_.server_rank}};
+  }
+
+  // A refusal says more than what came after it, such as that nobody listens there any more.
+  std::string why() const {
+    if (refusal_.empty() || refusal_ == reason_) return reason_.empty() ? "no answer" : reason_;
+    return text(refusal_, "; then ", reason_);
   }
 
   // Rank 0 of a job of this name, on this node, that has met its ranks. It may be this one's and have let in another.
@@ -234,7 +241,8 @@ class Client {
   Process server_;
   ProcessWatch watch_;  // of the server's process
   bool welcome_ = false;
-  std::string reason_;  // why the last attempt came to nothing
+  std::string reason_;   // why the last attempt came to nothing
+  std::string refusal_;  // why rank 0 would not have this rank, the last time that it said so
   Status failure_;
 };
 

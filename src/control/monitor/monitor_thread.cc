@@ -215,9 +215,11 @@ void Monitor::tick(uint64_t now) {
     c.silence_ns += step;
     if (c.silence_ns <= limit) continue;
     if (!has_left(c.rank)) {
-      found(Status(Code::timeout,
-                   text(name(c.rank), " has not been heard of for ", seconds(c.silence_ns), ": it is stopped, or its node is gone"),
-                   Blame{c.rank}));
+      found(Status(
+          Code::timeout,
+          text(name(c.rank), " has not been heard of for ", seconds(c.silence_ns), " on ", table_[static_cast<size_t>(rank_)].host_name,
+               ": it is stopped, its node is gone, or the network has failed in between"),
+          Blame{c.rank}));
     }
     // Its end of file may never come; a hub that lingers must not wait for it for ever.
     if (leaving_ || has_left(c.rank)) c.link.reset();
