@@ -220,7 +220,14 @@ def case_clips():
     for words, measure in measures:
         refused(f"goes by {words}|{SAYS_WHOLE}", lambda measure=measure: ours(clipped(measure)))
         ours(clipped(measure), sharding="whole")
-    ours(clipped(lambda g: jnp.where(jnp.abs(g) > 1e9, 1e12, 1.0)))  # of each element by itself
+    moves = lambda g: g * jnp.where(jnp.arange(g.size).reshape(g.shape) > 10**6, 0.0, 1.0)
+    refused("goes by the place of an element", lambda: ours(clipped(lambda g: jnp.where(moves(g) > 1e9, 2.0, 1.0))))
+    # Of each element by itself, with several numbers of each.
+    stack = lambda g: jnp.stack([g, -g, 2 * g])
+    for measure in (lambda g: jnp.where(jnp.abs(g) > 1e9, 1e12, 1.0), lambda g: jnp.max(stack(g), 0) + 1, lambda g: 1 + jnp.median(stack(g), 0) ** 2,
+                    lambda g: 1 + jnp.tanh(g.T).T ** 2,
+                    lambda g: jax.vmap(lambda x: jax.lax.while_loop(lambda y: y > 3, lambda y: y / 2, x))(1 + abs(g.ravel())).reshape(g.shape)):
+        ours(clipped(measure))
 
 
 def case_sizes():

@@ -315,6 +315,15 @@ class Taking(World):
             with self.assertRaisesRegex(megadp.MegaDPError, word):
                 buffer.put("w", producer)
 
+    def test_deleted(self):
+        """As JAX deletes an array that was donated, whose memory is another one's now."""
+        class Donated(Producer):
+            def is_deleted(self):
+                return True
+
+        with self.assertRaisesRegex(megadp.InvalidError, "grad.*Donated, has been deleted: it was donated"):
+            self.buffer(("w", (2,))).put("w", Donated([1.0, 2.0]))
+
     def test_producer_that_refuses(self):
         class Refusing:
             def __dlpack__(self, **_):

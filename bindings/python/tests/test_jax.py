@@ -75,6 +75,16 @@ after = training.read()
 assert after["half"].dtype == jnp.bfloat16 and after["scale"].shape == ()
 assert jax.tree.structure(after) == jax.tree.structure(params)
 
+# An array that was donated is not there any more.
+donated = jnp.ones(4)
+jax.jit(lambda x: x + 1, donate_argnums=0)(donated)
+for give in (lambda: comm.all_reduce(donated, np.zeros(4, np.float32)), lambda: megadp.Buffer(comm, {"w": (4,)}).put("w", donated)):
+    try:
+        give()
+        raise SystemExit("a deleted array was taken")
+    except megadp.InvalidError as error:
+        assert "has been deleted: it was donated" in error.text, error
+
 # A parameter that is not used is named; and a put that fails in backward fails the sync.
 try:
     jax.grad(lambda p: training.track(p)["scale"] * 2)(training.read())
@@ -375,11 +385,15 @@ with megadp.Comm(timeout=60) as comm:
         training.step()
         return float(loss).hex()
     def bits(training, state):
+        state = {name: leaf for name, leaf in state.items() if name not in ("begun", "factor", "flag")}
         leaves = jax.tree.leaves([training.read(), {**state, "key": jax.random.key_data(state["key"])}])
         return [(np.asarray(leaf).dtype.name, np.asarray(leaf).tobytes().hex()) for leaf in leaves]
     training = start(1 if mode == "save" else 2)
     state = {"key": jax.random.key(4), "old": jax.random.PRNGKey(3), "mean": jnp.zeros(3), "count": 0, "scale": np.float64(0.5),
-             "mask": np.array([True, False]), "none": None, "empty": np.zeros((0, 2), np.int32), "small": jnp.int8(-3), "rate": 0.25}
+             "mask": np.array([True, False]), "none": None, "empty": np.zeros((0, 2), np.int32), "small": jnp.int8(-3), "rate": 0.25,
+             "begun": 0, "factor": 1.0, "flag": False}
+    if mode == "save":  # as a function of jit returns what began as Python's numbers
+        state.update(begun=jnp.int32(7), factor=jnp.float32(0.5), flag=jnp.bool_(True))
     if mode == "save":
         for _ in range(3):
             step(training, state)
@@ -390,7 +404,7 @@ with megadp.Comm(timeout=60) as comm:
     else:
         state = jax.tree.map(lambda leaf: leaf if jnp.ndim(leaf) and not leaf.size else leaf * 0 if not jnp.issubdtype(
             jnp.result_type(leaf), jax.dtypes.prng_key) else jax.random.key(9), state)
-        state["mask"] = np.array([False, False])
+        state.update(mask=np.array([False, False]), flag=False)
         for word, changed in (("state['more']", {**state, "more": 1}), ("is bool here and int8", {**state, "small": jnp.bool_(0)}),
                               ("state['text'] is a str", {**state, "text": "x"}), ("state['count']", {**state, "count": np.zeros(3, int)})):
             try:
@@ -398,10 +412,16 @@ with megadp.Comm(timeout=60) as comm:
                 raise SystemExit(f"nothing was said of {word}")
             except megadp.InvalidError as error:
                 assert word in error.text, error
+        try:
+            megadp.jax.load_checkpoint(directory, training, state={**state, "begun": np.zeros(())})
+            raise SystemExit("an array became a count")
+        except megadp.InvalidError as error:
+            assert "is float64 here and int32" in error.text and "numpy.zeros((), 'int32')" in error.text, error
         again = megadp.jax.load_checkpoint(directory, training, state={**state, "more": 5}, optional="*more*")[0]
         assert again["more"] == 5
         state, extra = megadp.jax.load_checkpoint(directory, training, state=state)
         assert extra == {"epoch": (2, "x")} and state["count"] == 3 and type(state["count"]) is int and type(state["scale"]) is np.float64
+        assert state["begun"] == 7 and type(state["begun"]) is int and state["factor"] == 0.5 and state["flag"] is True, state
         assert state["none"] is None and state["small"].dtype == jnp.int8 and training.optimizer.info()["lr"] == 0.1
         saved = bits(training, state)
         losses = [step(training, state)]

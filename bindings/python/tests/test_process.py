@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What happens to the process around the library: fork, the interpreter's end, Ctrl-C, threads, garbage collection."""
+import copy
 import gc
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -9,10 +11,12 @@ import tempfile
 import textwrap
 import time
 import unittest
+import unittest.mock
 import weakref
 
 import megadp
 import support
+from megadp._handles import Lease
 
 
 def succeeds(call):
@@ -394,6 +398,44 @@ interrupted(lambda: megadp.Comm(megadp.unique_id(), 0, 2, timeout=1000))
         ended = subprocess.run([sys.executable, "-c", source], env=support.environment(), text=True, timeout=support.PATIENCE,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         self.assertEqual((ended.stdout, ended.returncode), ("interrupted\n", 0), ended.stderr)
+
+
+class Pickled(unittest.TestCase):
+    """What belongs to a process is not copied out of it, and says so itself."""
+
+    def test_pickled_and_copied(self):
+        with megadp.Comm() as comm:
+            buffer = megadp.Buffer(comm, {"w": (3,)})
+            things = (comm, buffer, megadp.Optimizer(buffer, lr=0.1), megadp.Grid(comm), comm.barrier(wait=False), buffer.param("w"))
+            for thing in things:
+                calls = {"pickled": pickle.dumps, "copied": copy.deepcopy}
+                if thing is comm:  # a module that holds one can be copied
+                    self.assertIs(calls.pop("copied")(comm), comm)
+                for word, call in calls.items():
+                    with self.subTest(thing=type(thing).__name__, word=word), self.assertRaises(megadp.InvalidError) as caught:
+                        call(thing)
+                    said = f"this {type(thing).__name__} belongs to this process and its rank, and cannot be {word}"
+                    self.assertIn(said, str(caught.exception))
+                self.assertIs(type(copy.copy(thing)), type(thing))
+            self.assertEqual(copy.copy(buffer).param("w").shape, (3,))
+
+    def test_half_made(self):
+        """A Lease that pickle has begun to make had an exception that nobody could catch."""
+        with unittest.mock.patch("sys.unraisablehook") as told:
+            Lease.__new__(Lease)
+            gc.collect()
+        told.assert_not_called()
+
+    def test_tensor_at_the_end(self):
+        """One that a module holds is let go when modules are empty already."""
+        source = """
+            import os, megadp
+            tensor = megadp.Buffer(megadp.Comm(), {"w": (4,)}).param("w")
+            os.getpid = None  # which is what is left of modules then
+        """
+        ended = support.run_source(1, source)
+        support.check_ended(self, ended)
+        self.assertEqual(ended.stderr, "")
 
 
 class Garbage(unittest.TestCase):
