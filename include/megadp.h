@@ -752,8 +752,8 @@ MDP_API mdp_status mdp_buffer_grad_view(mdp_buffer* buffer, size_t param, mdp_te
  * from any thread. Local. Errors: INVALID (not memory of this buffer), MEMORY. */
 MDP_API mdp_status mdp_buffer_to_dlpack(mdp_buffer* owner, const mdp_tensor* view, struct DLManagedTensorVersioned** out);
 
-/* Copies all parameters from rank `root` of each data-parallel group (an index into the group, which the dense and the expert groups must
- * have) to its other ranks; what is tied from the first stage. Collective over the world. */
+/* Copies all parameters from rank `root` of each data-parallel group (an index; dense and expert groups must have it) to the others;
+ * what is tied from the first stage. Collective over the world. Errors: STATE (ties, ranks have launched different gradients). */
 MDP_API mdp_status mdp_buffer_broadcast(mdp_buffer* buffer, int32_t root, mdp_request** out);
 
 /* Compares all parameters, bit for bit, over each data-parallel group, over tp what is not sharded, and what is tied; of the latter two
@@ -836,11 +836,10 @@ MDP_API mdp_status mdp_grad_skip(mdp_buffer* buffer, size_t param);
  * INVALID (count), STATE. */
 MDP_API mdp_status mdp_grad_tokens(mdp_buffer* buffer, double count);
 
-/* Ends backward: launches what is left, waits until every bucket is reduced, and agrees with all ranks on what was missing or skipped.
- * Calling it again before the step gives the same outcome. After a failure mdp_microbatch_begin or mdp_buffer_zero_grad begins anew.
- * Collective over the world. Errors, on all ranks: STATE (a parameter never became ready, named with its rank; not in the last
- * microbatch); NUMERIC (CHECK_FINITE: names parameter, element, value, microbatch, rank; the
- * step may follow). */
+/* Ends backward: launches what is left, waits until all is reduced, and agrees on what was missing or skipped. Again before the
+ * step: the same outcome. After a failure mdp_microbatch_begin or mdp_buffer_zero_grad begins anew. Collective over the world. Errors, on
+ * all ranks: STATE (a parameter never became ready, or is replicated and came on some tensor-parallel ranks; not in the last
+ * microbatch); NUMERIC (CHECK_FINITE: names parameter, element, value, microbatch, rank; the step may follow). */
 MDP_API mdp_status mdp_grad_sync(mdp_buffer* buffer, mdp_stream consumer, mdp_request** out);
 
 /* The five calls below are for between mdp_grad_sync and mdp_optimizer_step, STATE otherwise. `params` lists `count` parameters; NULL with

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <string_view>
 
 namespace megadp {
 
@@ -28,6 +29,10 @@ inline uint64_t hash_bytes(const void* data, size_t bytes, uint64_t seed = 0) no
   uint64_t tail = 0;
   if (bytes > 0) std::memcpy(&tail, at, bytes);  // nothing may be NULL
   return mix(hash ^ tail);
+}
+
+inline uint64_t hash_bytes(std::string_view text) noexcept {
+  return hash_bytes(text.data(), text.size());
 }
 
 // The same purpose for a few words, whose number is known: pairs of them are multiplied and folded, each pair by itself, so that a

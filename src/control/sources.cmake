@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 set(MEGADP_control_SOURCES
     agreement.cc
+    in_child.cc
     interrupt.cc
     memory_check.cc
     memory_limits.cc
@@ -28,5 +29,4 @@ set(MEGADP_control_SOURCES
     net/bounded_call.cc
     net/frame.cc
     net/link.cc
-    net/not_in_child.cc
     net/socket.cc)

@@ -20,7 +20,7 @@ Replica registered(std::array<uint64_t, 2> digests, std::function<std::string(bo
 
 uint64_t digest_partial(const Plan& plan, bool expert) {
   const std::string text = describe_partial(plan, expert);
-  return hash_bytes(text.data(), text.size());
+  return hash_bytes(text);
 }
 
 }  // namespace

@@ -82,7 +82,7 @@ class Save {
         auto values = dense(i, &copy);
         if (!values) return values.status();
         const std::string& name = config_.tensors[i].name;
-        TensorDigest digest{hash_bytes(name.data(), name.size()), checksum(values->data(), values->size())};
+        TensorDigest digest{hash_bytes(name), checksum(values->data(), values->size())};
         digests.append(reinterpret_cast<const char*>(&digest), sizeof digest);
         if (config_.tensors[i].placement == Placement::sharded) digest.values = 0;
         of_uncut.append(reinterpret_cast<const char*>(&digest), sizeof digest);
@@ -96,10 +96,7 @@ class Save {
   }
 
   Status compare_tensors(const std::vector<size_t>& by_name, const std::string& digests, Axes (*axes)(bool expert)) {
-    const Replica held{.call = kSaveCall,
-                       .digests = {hash_bytes(digests.data(), digests.size()), 0},
-                       .detail = [&](bool) { return digests; },
-                       .axes = axes};
+    const Replica held{.call = kSaveCall, .digests = {hash_bytes(digests), 0}, .detail = [&](bool) { return digests; }, .axes = axes};
     return compare_replicas(*config_.grid(), held, [&](const ReplicaPair& pair) {
       const std::string &a = pair.first_detail, &b = pair.other_detail;
       const auto at = static_cast<size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());

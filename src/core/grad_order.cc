@@ -28,7 +28,7 @@ Places places_of(const Plan& plan) {
     places.experts += param.expert ? 1 : 0;
     classes += param.expert ? std::string("\n") : "\n " + param.name;
   }
-  places.digest = hash_bytes(classes.data(), classes.size());
+  places.digest = hash_bytes(classes);
   return places;
 }
 

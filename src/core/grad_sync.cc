@@ -86,9 +86,8 @@ void Gradients::tell_lacking(SyncHeader* header) const {
     const size_t part = expert ? 1 : 0;
     for (const size_t param : replicated(expert)) {
       if (states_[param].has_gradient || states_[param].had_gradient) continue;
-      const std::string& name = arenas_->plan().params[param].name;
       ++header->lacking[part];
-      header->lacking_digest[part] ^= hash_bytes(name.data(), name.size());
+      header->lacking_digest[part] ^= hash_bytes(arenas_->plan().params[param].name);
     }
   }
 }
@@ -113,26 +112,33 @@ Status Gradients::compare_lacking(std::span<const SyncHeader> of_ranks) const {
   return {};
 }
 
-// Of two ranks that differ in it. If they do in one parameter, the difference of what they told is the hash of its name.
+// Of two ranks that differ in it. What a layer has that one of them left out was mostly registered together: then the difference of what
+// they told is that of one run of names.
 Status Gradients::lacks_gradient(bool expert, const Told& a, const Told& b) const {
+  const Plan& plan = arenas_->plan();
   const size_t part = expert ? 1 : 0;
   const bool a_lacks = a.header.lacking[part] > b.header.lacking[part];
   const uint64_t difference = a.header.lacking_digest[part] ^ b.header.lacking_digest[part];
   Blame blame{.rank = a_lacks ? a.rank : b.rank};
-  std::string which = "a parameter";
-  for (const size_t param : replicated(expert)) {
-    const std::string& name = arenas_->plan().params[param].name;
-    if (hash_bytes(name.data(), name.size()) != difference) continue;
-    which = param_label(param, name);
-    blame.param = static_cast<int64_t>(param);
-    blame.bucket = static_cast<int32_t>(arenas_->place(param).bucket);
+  const std::vector<size_t> all = replicated(expert);
+  std::string first = "parameters", last;
+  for (size_t begin = 0; begin < all.size() && blame.param < 0; ++begin) {
+    uint64_t digest = 0;
+    for (size_t end = begin; end < all.size() && blame.param < 0; ++end) {
+      digest ^= hash_bytes(plan.params[all[end]].name);
+      if (digest != difference) continue;
+      first = param_label(all[begin], plan.params[all[begin]].name);
+      if (end > begin) last = param_label(all[end], plan.params[all[end]].name);
+      blame.param = static_cast<int64_t>(all[begin]);
+      blame.bucket = static_cast<int32_t>(arenas_->place(all[begin]).bucket);
+    }
   }
-  return Status(
-      Code::state,
-      text("mdp_grad_sync: rank ", blame.rank, " has no gradient of ", which, " in this step, and rank ", a_lacks ? b.rank : a.rank,
-           " has one; both hold it as replicated over tensor-parallel ranks, where it would come apart: put or skip it on both, ",
-           "or register it as PARTIAL_SUM if each rank has a part of its gradient"),
-      blame);
+  return Status(Code::state,
+                text("mdp_grad_sync: rank ", blame.rank, " has no gradient of ", first, last.empty() ? "" : " to ", last,
+                     " in this step, and rank ", a_lacks ? b.rank : a.rank,
+                     " has: what is replicated over tensor-parallel ranks would come apart. Put or skip it on both, or register it as ",
+                     "PARTIAL_SUM if each rank has a part of its gradient"),
+                blame);
 }
 
 Status Gradients::submit_agreements(const SyncHeader& header) {
@@ -197,9 +203,12 @@ Status Gradients::evaluate_agreements() {
   if (problem_rank < 0 || problem.problem == kSyncNonfinite) {
     if (Status alike = compare_lacking(headers); !alike) return alike;
     const bool wanted = arenas_->plan().config.scaling == Scaling::tokens && !at_once_;
-    std::vector<double> tokens;
-    for (const SyncHeader& one : headers) tokens.push_back(one.tokens);
-    const Status added = wanted ? add_tokens(tokens).with_context("mdp_grad_sync") : Status();
+    Status added;
+    if (wanted) {
+      std::vector<double> tokens;
+      for (const SyncHeader& one : headers) tokens.push_back(one.tokens);
+      added = add_tokens(tokens).with_context("mdp_grad_sync");
+    }
     if (!added || problem_rank < 0) return added;
   }
   problem.text[sizeof problem.text - 1] = '\0';

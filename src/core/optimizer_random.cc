@@ -27,7 +27,7 @@ uint64_t length_of(const ParamSpec& spec) {
 // Copies on several stages, which have names of their own, are one.
 uint64_t name_of_whole(const ParamSpec& spec) {
   const std::string& name = spec.tie.empty() ? spec.name : spec.tie;
-  return hash_bytes(name.data(), name.size());
+  return hash_bytes(name);
 }
 
 // All of one class that are cut, as each of these ranks has them; none if it is one rank. Collective over them.
@@ -38,14 +38,14 @@ Result<std::vector<std::string>> exchange_cuts(const Buffer& buffer, bool expert
   std::string mine;
   for (const ParamSpec& spec : buffer.plan().params) {
     if (spec.frozen || spec.expert != expert || spec.placement != Placement::sharded) continue;
-    const CutLength cut{hash_bytes(spec.name.data(), spec.name.size()), length_of(spec)};
+    const CutLength cut{hash_bytes(spec.name), length_of(spec)};
     mine.append(reinterpret_cast<const char*>(&cut), sizeof cut);
   }
   return arenas.context().world->exchange(ranks, kCreate, mine);
 }
 
 std::optional<uint64_t> find_length(std::string_view told, const ParamSpec& spec) {
-  const uint64_t name = hash_bytes(spec.name.data(), spec.name.size());
+  const uint64_t name = hash_bytes(spec.name);
   for (; told.size() >= sizeof(CutLength); told.remove_prefix(sizeof(CutLength))) {
     CutLength cut;
     std::memcpy(&cut, told.data(), sizeof cut);

@@ -101,7 +101,7 @@ Status Optimizer::verify_over_replicas(const char* call) {
       }
     }
   }
-  for (size_t of = 0; of < bytes.size(); ++of) held.digests[of] = hash_bytes(bytes[of].data(), bytes[of].size());
+  for (size_t of = 0; of < bytes.size(); ++of) held.digests[of] = hash_bytes(bytes[of]);
   held.detail = [&](bool expert) { return bytes[expert ? 1 : 0]; };
   return compare_replicas(*arenas.grid(), held, [&](const ReplicaPair& pair) {
     const std::string &a = pair.first_detail, &b = pair.other_detail;

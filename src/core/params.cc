@@ -234,7 +234,7 @@ Status Params::verify() {
     if (!digests) return digests.status();
     std::string& part = bytes[expert ? 1 : 0];
     part.assign(reinterpret_cast<const char*>(digests->data()), digests->size() * sizeof(uint64_t));
-    held.digests[expert ? 1 : 0] = hash_bytes(part.data(), part.size());
+    held.digests[expert ? 1 : 0] = hash_bytes(part);
   }
   held.detail = [&](bool expert) { return bytes[expert ? 1 : 0]; };
   return compare_replicas(*arenas_->grid(), held, [this](const ReplicaPair& pair) {

@@ -62,7 +62,7 @@ Result<std::vector<Plan::Name>> sort_names(const std::vector<ParamSpec>& params)
   using Name = Plan::Name;
   std::vector<Name> all;
   all.reserve(params.size());
-  for (size_t i = 0; i < params.size(); ++i) all.push_back({hash_bytes(params[i].name.data(), params[i].name.size()), i});
+  for (size_t i = 0; i < params.size(); ++i) all.push_back({hash_bytes(params[i].name), i});
   all = sort_by_digest(all, [&](const Name& a, const Name& b) {
     if (a.digest != b.digest) return a.digest < b.digest;
     const int order = params[a.param].name.compare(params[b.param].name);
@@ -302,7 +302,7 @@ uint64_t default_bucket_elements(uint64_t arena_elements, int group_size) {
 }
 
 std::optional<size_t> Plan::find(std::string_view name) const {
-  const uint64_t digest = hash_bytes(name.data(), name.size());
+  const uint64_t digest = hash_bytes(name);
   auto at = std::lower_bound(names.begin(), names.end(), digest, [](const Name& each, uint64_t value) { return each.digest < value; });
   for (; at != names.end() && at->digest == digest; ++at) {
     if (params[at->param].name == name) return at->param;

@@ -42,7 +42,7 @@ std::vector<uint32_t> assign_owners(const Plan& plan) {
         }
         // By its tie alone: what else a stage holds, the others do not know.
         const std::string& tie = plan.params[param].tie;
-        owners[param] = static_cast<uint32_t>(hash_bytes(tie.data(), tie.size()) % taken.size());
+        owners[param] = static_cast<uint32_t>(hash_bytes(tie) % taken.size());
         taken[owners[param]] += cost(param);
       }
     }

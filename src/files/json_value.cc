@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "files/json_value.h"
 
+#include <algorithm>
 #include <charconv>
 #include <nlohmann/json.hpp>
+#include <string_view>
 #include <utility>
 
 #include "base/text.h"
@@ -33,8 +35,13 @@ class JsonBuilder : public nlohmann::json_sax<Json> {
   bool boolean(bool value) override { return add(JsonValue::Kind::literal, value ? "true" : "false"); }
   bool number_integer(number_integer_t value) override { return add(JsonValue::Kind::number, std::to_string(value)); }
   bool number_unsigned(number_unsigned_t value) override { return add(JsonValue::Kind::number, std::to_string(value)); }
-  // Its text would have the decimal point of the process's locale.
-  bool number_float(number_float_t value, const string_t&) override { return add(JsonValue::Kind::number, exactly(value)); }
+  // As it stands there: the parser has put the decimal point of the process's locale into it.
+  bool number_float(number_float_t, const string_t& given) override {
+    std::string text = given;
+    const auto is_point = [](char c) { return std::string_view("+-0123456789eE").find(c) == std::string_view::npos; };
+    std::replace_if(text.begin(), text.end(), is_point, '.');
+    return add(JsonValue::Kind::number, std::move(text));
+  }
   bool string(string_t& text) override { return add(JsonValue::Kind::string, std::move(text)); }
   bool binary(binary_t&) override { return false; }
   bool start_object(std::size_t) override { return open(JsonValue::Kind::object); }

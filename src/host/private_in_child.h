@@ -7,6 +7,7 @@
 #include <cstddef>
 
 #include "base/fd.h"
+#include "control/in_child.h"
 
 namespace megadp::host {
 
@@ -14,19 +15,14 @@ class PrivateInChild {
  public:
   // Of a mapping of the first bytes of `fd`.
   PrivateInChild(void* data, size_t bytes, Fd fd);
-  ~PrivateInChild();
-  PrivateInChild(const PrivateInChild&) = delete;
-  PrivateInChild& operator=(const PrivateInChild&) = delete;
 
  private:
-  struct All;
-  static All& all();
   void make_private() noexcept;
 
   void* data_;
   const size_t bytes_;
   const Fd fd_;
-  PrivateInChild *before_ = nullptr, *after_ = nullptr;  // in the list of all
+  const InChild in_child_;
 };
 
 }  // namespace megadp::host

@@ -90,7 +90,7 @@ class UcxTransport final : public Transport {
 constexpr const char* kGreeting =
     "the greeting of ranks on other nodes (over UCX, at ports that the system has chosen, which a firewall may close)";
 
-// UCX ends the process where it can open no more: of a worker, and of its connections.
+// UCX ends the process if it can open no descriptor for a worker or one of its connections.
 Status UcxTransport::start() {
   if (Status room = check_descriptors(16 + 4 * peers_.size()); !room) return room.with_context("UCX");
   const SignalsBlocked blocked;

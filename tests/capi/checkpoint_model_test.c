@@ -173,6 +173,8 @@ static void what_is_no_model_is_refused(void** state) {
         load_params(&j, "short.safetensors", NULL));
   write_file("long.safetensors", "{\"a\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,12]}}", data, 13);
   FAILS(MDP_E_CORRUPT, "it has 13 bytes of data, and its tensors take 12", load_params(&j, "long.safetensors", NULL));
+  write_file("fraction.safetensors", "{\"a\":{\"dtype\":\"F32\",\"shape\":[3.0],\"data_offsets\":[0,12]}}", data, 12);
+  FAILS(MDP_E_CORRUPT, "fraction.safetensors is no safetensors file", load_params(&j, "fraction.safetensors", NULL));
   write_file("gap.safetensors", "{\"a\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[4,16]}}", data, 16);
   FAILS(MDP_E_CORRUPT, "tensor 'a' begins at byte 4 of its data, where the one before it ends at 0",
         load_params(&j, "gap.safetensors", NULL));

@@ -16,11 +16,17 @@ static const char* in_folder(const char* name) {
   return path;
 }
 
-static mdp_checkpoint_part part;
-static mdp_checkpoint_config config_of(const job* j, const char* directory) {
-  part = (mdp_checkpoint_part){.struct_size = sizeof part, .buffer = j->buffer, .optimizer = j->optimizer};
+static mdp_status save(const job* j, const char* directory, mdp_request** out) {
+  const mdp_checkpoint_part part = {.struct_size = sizeof part, .buffer = j->buffer, .optimizer = j->optimizer};
   const mdp_checkpoint_config config = {.struct_size = sizeof config, .directory = directory, .parts = &part, .part_count = 1};
-  return config;
+  return mdp_checkpoint_save(&config, out);
+}
+
+static mdp_status load_all(const job* j, const char* directory) {
+  const mdp_checkpoint_part part = {.struct_size = sizeof part, .buffer = j->buffer, .optimizer = j->optimizer};
+  const mdp_checkpoint_config config = {
+      .struct_size = sizeof config, .directory = directory, .parts = &part, .part_count = 1, .flags = MDP_CHECKPOINT_LOAD_HYPER};
+  return mdp_checkpoint_load(&config);
 }
 
 /* ── Descriptors ── */
@@ -44,9 +50,7 @@ static void train(const mdp_unique_id* id, int32_t rank, int32_t n, void* argume
   OK(mdp_comm_event_fd(j.comm, &fd));
   put_all(j.buffer);
   OK(mdp_optimizer_step(j.optimizer, NULL, NULL, NULL));
-  mdp_checkpoint_part mine = {.struct_size = sizeof mine, .buffer = j.buffer, .optimizer = j.optimizer};
-  const mdp_checkpoint_config config = {.struct_size = sizeof config, .directory = found->directory, .parts = &mine, .part_count = 1};
-  OK(mdp_checkpoint_save(&config, NULL));
+  OK(save(&j, found->directory, NULL));
   OK(mdp_barrier(j.comm, NULL));
   if (rank == 0) found->taken = !none_is_taken();
   OK(mdp_barrier(j.comm, NULL));
@@ -80,9 +84,8 @@ static void relative_paths_are_of_the_call(void** state) {
   for (int k = 0; k < 10; ++k) {
     CHECK(chdir(folder) == 0);
     snprintf(name, sizeof name, "relative%d", k);
-    const mdp_checkpoint_config config = config_of(&j, name);
     mdp_request* request = NULL;
-    OK(mdp_checkpoint_save(&config, &request));
+    OK(save(&j, name, &request));
     CHECK(mkdir("elsewhere", 0700) == 0 || errno == EEXIST);
     CHECK(chdir("elsewhere") == 0);
     OK(mdp_request_wait(request, UINT64_MAX));
@@ -121,8 +124,7 @@ static void numbers_have_a_point_everywhere(void** state) {
   OK(mdp_optimizer_set_scaler(j.optimizer, &scaler));
   char directory[600];
   snprintf(directory, sizeof directory, "%s", in_folder("point"));
-  mdp_checkpoint_config config = config_of(&j, directory);
-  OK(mdp_checkpoint_save(&config, NULL));
+  OK(save(&j, directory, NULL));
   char with_point[20000], with_comma[20000], number[20];
   size_t needed = 0;
   OK(mdp_checkpoint_info(directory, with_point, sizeof with_point, &needed));
@@ -135,12 +137,10 @@ static void numbers_have_a_point_everywhere(void** state) {
   for (int k = 0; k < 2; ++k) { /* written with a point, then where there is a comma */
     scaler.scale = 1024;
     OK(mdp_optimizer_set_scaler(j.optimizer, &scaler));
-    config.flags = MDP_CHECKPOINT_LOAD_HYPER;
-    OK(mdp_checkpoint_load(&config));
+    OK(load_all(&j, directory));
     OK(mdp_optimizer_scaler(j.optimizer, &scaler));
     CHECK(scaler.scale == 1536.5);
-    config.flags = 0;
-    OK(mdp_checkpoint_save(&config, NULL));
+    OK(save(&j, directory, NULL));
   }
   setlocale(LC_NUMERIC, "C");
   unsetenv("LOCPATH");

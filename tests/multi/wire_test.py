@@ -19,13 +19,17 @@ LIMIT = 240  # seconds after which a test has hung
 
 
 class Wire(unittest.TestCase):
-    def crossings(self, ranks, elements, transport):
-        """For each call the lines of both hosts, with `out` and `in` in lengths of the array."""
-        environment = {**without_launcher(), **transport}
-        lines = TwoHosts(self).run(MEGADP, ranks, [BETWEEN_HOSTS, "count", str(elements)])
+    def run_all(self, lines, transport):
+        """What both hosts have printed, and their errors."""
+        environment = {**without_launcher(), "MEGADP_TRANSPORT": transport}
         jobs = [subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for line in lines]
         outputs = [job.communicate(timeout=LIMIT) for job in jobs]
         self.assertEqual([job.returncode for job in jobs], [0, 0], outputs)
+        return outputs
+
+    def crossings(self, ranks, elements, transport):
+        """For each call the lines of both hosts, with `out` and `in` in lengths of the array."""
+        outputs = self.run_all(TwoHosts(self).run(MEGADP, ranks, [BETWEEN_HOSTS, "count", str(elements)]), transport)
         calls = list(zip(*([json.loads(line) for line in out.splitlines()] for out, _ in outputs)))
         self.assertEqual(len(calls), 4)
         return [(first["what"], [{way: host[way] / (4 * elements) for way in ("out", "in")} for host in (first, second)])
@@ -39,25 +43,21 @@ class Wire(unittest.TestCase):
             self.assertLess(max(ways[way] for ways in hosts for way in ways), 1.1, what)
 
     def test_ucx(self):
-        self.check_large({"MEGADP_TRANSPORT": "ucx"})
+        self.check_large("ucx")
 
     def test_sockets(self):
-        self.check_large({"MEGADP_TRANSPORT": "sockets"})
+        self.check_large("sockets")
 
     def test_every_size_gives_the_same_bits(self):
         for elements in (1, 3, 8, 1025, 40961):
             for transport in ("ucx", "sockets"):
-                self.crossings((2, 1), elements, {"MEGADP_TRANSPORT": transport})
+                self.crossings((2, 1), elements, transport)
 
     def test_a_timeout_counts_from_the_last_bytes(self):
         """With sockets: a message takes longer than the timeout, but something of it comes all the time."""
         hosts, timeout = TwoHosts(self), 4  # seconds, in which heartbeats come through the same wire, also one that was dropped
         hosts.slow_down("400kbit")
-        lines = hosts.run(MEGADP, (1, 1), [BETWEEN_HOSTS, "scatter", str(256 << 10), str(timeout)])
-        environment = {**without_launcher(), "MEGADP_TRANSPORT": "sockets"}
-        jobs = [subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for line in lines]
-        outputs = [job.communicate(timeout=LIMIT) for job in jobs]
-        self.assertEqual([job.returncode for job in jobs], [0, 0], outputs)
+        outputs = self.run_all(hosts.run(MEGADP, (1, 1), [BETWEEN_HOSTS, "scatter", str(256 << 10), str(timeout)]), "sockets")
         print(outputs[0][0])
         self.assertGreater(json.loads(outputs[0][0])["ms"], 1000 * (timeout + 2))
 
@@ -65,12 +65,8 @@ class Wire(unittest.TestCase):
         for transport in ("ucx", "sockets"):
             for limit in (90, 100, 110, 120):  # wherever in a split that is
                 lines = TwoHosts(self).run(MEGADP, (1, 1), ["sh", "-c", f"ulimit -n {limit}; exec {BETWEEN_HOSTS} splits 200"])
-                environment = {**without_launcher(), "MEGADP_TRANSPORT": transport}
-                jobs = [subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for line in lines]
-                outputs = [job.communicate(timeout=LIMIT) for job in jobs]
-                self.assertEqual([job.returncode for job in jobs], [0, 0], outputs)
-                for out, _ in outputs:
-                    self.assertRegex(out, r"^MDP_E_SYSTEM .*\(ulimit -n\)", (transport, limit, outputs))
+                for out, errors in self.run_all(lines, transport):
+                    self.assertRegex(out, r"^MDP_E_SYSTEM .*\(ulimit -n\)", (transport, limit, errors))
 
 
 if __name__ == "__main__":

@@ -10,9 +10,10 @@
 #include <utility>
 #include <vector>
 
+#include "base/fd.h"
 #include "base/status.h"
+#include "control/in_child.h"
 #include "control/net/frame.h"
-#include "control/net/not_in_child.h"
 #include "control/world.h"
 
 namespace megadp {
@@ -31,7 +32,10 @@ class Link {
 
   int fd() const noexcept { return socket_.get(); }
   // The socket, for who goes on without frames. Whatever else this has received is lost.
-  Fd take_socket() noexcept { return socket_.take(); }
+  Fd take_socket() {
+    const auto lock = InChild::no_fork();
+    return std::move(socket_);
+  }
   State state() const noexcept { return state_; }
   const std::string& error() const noexcept { return error_; }
   void set_max_payload(uint64_t bytes) noexcept { max_payload_ = bytes; }
@@ -66,7 +70,7 @@ class Link {
   long read_into(std::string* to, size_t count);
   void spoil(std::string why, State state = State::corrupt);
 
-  NotInChild socket_;
+  Fd socket_;
   uint64_t max_payload_;
   State state_ = State::open;
   std::string error_;
@@ -77,6 +81,8 @@ class Link {
   std::deque<Fd> in_fds_;
   std::deque<Outgoing> out_;
   bool waits_for_descriptors_ = false;
+  // As long as a child has the connection open too, nobody at its other end learns that the parent has died.
+  const InChild in_child_{[](void* of) noexcept { static_cast<Link*>(of)->socket_ = Fd(); }, this};
 };
 
 }  // namespace megadp
