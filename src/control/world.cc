@@ -3,11 +3,11 @@
 #include "control/world.h"
 
 #include <algorithm>
-#include <cstddef>
 #include <map>
 #include <new>
 #include <numeric>
 
+#include "base/leak.h"
 #include "base/text.h"
 #include "control/interrupt.h"
 #include "control/join/job_guard.h"
@@ -44,10 +44,8 @@ class JoinedWorld final : public World {
 
   ~JoinedWorld() override {
     if (in_forked_child()) {
-      // The sockets are the parent's, and the mutex may be held by a thread that does not exist here: the copy is left as it is. Nothing is
-      // allocated for it: that can wait for ever, where the allocator is one that is not made ready for a fork.
-      alignas(std::shared_ptr<Monitor>) std::byte left[sizeof monitor_];
-      (void)new (left) std::shared_ptr<Monitor>(std::move(monitor_));
+      // The sockets are the parent's, and the mutex may be held by a thread that does not exist here: the copy is left as it is.
+      leak(std::move(monitor_));
       return;
     }
     try {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/deadline.h"
+#include "base/leak.h"
 #include "base/log.h"
 #include "base/thread.h"
 #include "cuda/at_work.h"
@@ -311,7 +312,7 @@ void Watch::drop(std::shared_ptr<void> object, std::shared_ptr<CudaEvent> after,
       // Out of memory in a destructor: better kept for ever than freed under the device's hands.
     }
   }
-  (void)new (std::nothrow) std::shared_ptr<void>(std::move(object));
+  leak(std::move(object));
 }
 
 void Watch::abandon(uint64_t grace_ns) noexcept {

@@ -14,6 +14,7 @@
 #include <string>
 #include <utility>
 
+#include "base/leak.h"
 #include "base/thread.h"
 #include "host/event.h"
 
@@ -48,12 +49,6 @@ class DefaultFloats {
   const bool changes_;
   std::fenv_t before_;
 };
-
-// A reference that is never given up, at the price of no memory.
-void leak(std::shared_ptr<void> object) noexcept {
-  alignas(std::shared_ptr<void>) std::byte room[sizeof(std::shared_ptr<void>)];
-  new (room) std::shared_ptr<void>(std::move(object));
-}
 
 }  // namespace
 
