@@ -2,6 +2,7 @@
 #include "core/checkpoint_source.h"
 
 #include <algorithm>
+#include <cerrno>
 
 #include "base/shape.h"
 
@@ -115,6 +116,9 @@ std::vector<Status> verify_checkpoint(const std::string& directory) {
   if (!source) return {source.status()};
   std::vector<Status> found;
   source->verify([&found](const Status& one) { found.push_back(one); });
+  if (!found.empty() && !Folder::open(source->path()) && !is_file(source->path())) {
+    return {system_error(text(source->path(), " was removed or renamed while it was read"), ENOENT)};
+  }
   return found;
 }
 

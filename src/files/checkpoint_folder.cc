@@ -19,6 +19,7 @@ namespace {
 
 constexpr std::string_view kCheckpoint = "checkpoint-", kSaving = ".saving-", kRemoving = ".removing-";
 constexpr size_t kNumberDigits = 6;  // at least
+constexpr size_t kIdDigits = 16;     // of random_id()
 
 std::string numbered(std::string_view front, uint64_t number, size_t digits) {
   const std::string value = std::to_string(number);
@@ -57,17 +58,24 @@ std::string host_name() {
   return out;
 }
 
+// Of ".saving-HOST-0123456789abcdef", and of the same with "-1" behind it, whether HOST is this one; "HOST-2" is another.
+bool is_saved_here(std::string_view name) {
+  const std::string front = text(kSaving, host_name(), "-");
+  if (!name.starts_with(front)) return false;
+  const std::string_view id = name.substr(front.size());
+  return id.size() >= kIdDigits && id.find('-') >= kIdDigits && (id.size() == kIdDigits || id[kIdDigits] == '-');
+}
+
 // Who saves holds a lock on its folder, which the system takes back when the process dies. Folders of other hosts are left alone: not all
 // file systems tell hosts of each other's locks.
 void remove_left_behind(const Folder& directory) {
   auto names = directory.list();
   if (!names) return;
-  const std::string mine = text(kSaving, host_name(), "-");
   for (const std::string& name : *names) {
-    if (!name.starts_with(mine) && !name.starts_with(kRemoving)) continue;
+    if (!is_saved_here(name) && !name.starts_with(kRemoving)) continue;
     auto folder = directory.open_folder(name, Folder::Links::refused);
     if (!folder || folder->lock() != Folder::Lock::mine) continue;
-    if (Status removed = directory.remove_folder(name); !removed) {
+    if (Status removed = directory.remove_folder(name); !removed && directory.has(name)) {  // another job may have been faster
       log(LogLevel::warning, text("what a process that died has left cannot be removed: ", removed.text()));
     }
   }
@@ -141,7 +149,9 @@ void PendingCheckpoint::remove_old(uint64_t keep) noexcept {
       auto renamed = directory_.rename_new(name, away);
       if (renamed && *renamed) (void)directory_.sync();
       const Status removed = renamed ? directory_.remove_folder(away) : renamed.status();
-      if (!removed) log(LogLevel::warning, text("an old checkpoint, or a part of it, stays: ", removed.text()));
+      // Another job that saves here may have been faster.
+      if (removed.ok() || !directory_.has(renamed ? away : name)) continue;
+      log(LogLevel::warning, text("an old checkpoint, or a part of it, stays: ", removed.text()));
     }
     return {};
   });
@@ -174,11 +184,21 @@ void PendingCheckpoint::abandon() noexcept {
 Result<Folder> find_checkpoint(const std::string& directory) {
   auto in = Folder::open(directory);
   if (!in || in->has(kManifestName)) return in;
-  auto numbers = checkpoints_in(*in);
-  if (!numbers) return numbers.status();
-  for (const uint64_t number : *numbers) {
-    auto folder = in->open_folder(numbered(kCheckpoint, number, kNumberDigits));
-    if (folder && folder->has(kManifestName)) return folder;
+  for (bool again = true; again;) {
+    auto numbers = checkpoints_in(*in);
+    if (!numbers) return numbers.status();
+    again = false;
+    for (const uint64_t number : *numbers) {
+      const std::string name = numbered(kCheckpoint, number, kNumberDigits);
+      auto folder = in->open_folder(name);
+      if (folder && folder->has(kManifestName)) return folder;
+      if (!in->has(name)) {
+        again = true;  // it was rotated away meanwhile, so there is a newer one
+        continue;
+      }
+      if (!folder) return folder;  // an older one is not what the caller means
+      log(LogLevel::warning, text(folder->path(), " has no ", kManifestName, ", so it is no checkpoint: an older one is taken"));
+    }
   }
   return system_error(text("there is no checkpoint in ", directory), ENOENT);
 }

@@ -94,6 +94,7 @@ Result<Folder> Folder::open(const std::string& path) {
 }
 
 Result<Folder> Folder::make(const std::string& path) {
+  Status refused;  // the first, of a folder above
   for (size_t end = path.find('/', 1);; end = path.find('/', end + 1)) {
     const std::string part = path.substr(0, end);
     if (::mkdir(part.c_str(), kFolderMode) == 0) {
@@ -101,8 +102,11 @@ Result<Folder> Folder::make(const std::string& path) {
       auto above = open(slash == std::string::npos ? "." : slash == 0 ? "/" : part.substr(0, slash));
       if (!above) return above.status();
       if (Status synced = above->sync(); !synced) return synced;
-    } else if (errno != EEXIST && end == std::string::npos) {
-      return system_error(text("making the folder ", part), errno);
+    } else if (errno != EEXIST) {
+      const int error = errno;
+      Status here = system_error(text("making the folder ", part), error);
+      if (end == std::string::npos) return error == ENOENT && !refused.ok() ? refused : here;
+      if (refused.ok()) refused = std::move(here);
     }
     if (end == std::string::npos) return open(path);
   }
@@ -138,7 +142,7 @@ Result<File> Folder::open_file(const std::string& name) const {
 }
 
 bool Folder::has(const std::string& name) const noexcept {
-  return ::faccessat(fd_.get(), name.c_str(), F_OK, 0) == 0;
+  return ::faccessat(fd_.get(), name.c_str(), F_OK, 0) == 0 || (errno != ENOENT && errno != ENOTDIR);
 }
 
 Result<std::vector<std::string>> Folder::list() const {

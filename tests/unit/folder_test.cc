@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a file system cannot do all: one that does not know renameat2's flags, where nothing that is there is replaced all the same; and
-// one that fails to write to its device, where what was to be saved or exported is not there afterwards.
+// Where a file system cannot do all: one that does not know renameat2's flags, where nothing that is there is replaced all the same; one
+// that fails to write to its device, where what was to be saved or exported is not there afterwards; and what cannot be made or opened.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -8,6 +8,7 @@
 
 #include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -21,6 +22,7 @@ namespace {
 int refusal = 0;          // how renameat2 refuses flags; 0: it does not
 int syncs_until = -1;     // one fails, alone; below 0: none does
 bool has_failed = false;  // it has
+std::string not_made;     // mkdir refuses it
 
 }  // namespace
 
@@ -28,6 +30,12 @@ extern "C" {
 int renameat2(int from_in, const char* from, int to_in, const char* to, unsigned flags) noexcept {
   if (refusal == 0) return static_cast<int>(syscall(SYS_renameat2, from_in, from, to_in, to, flags));
   errno = refusal;
+  return -1;
+}
+
+int mkdir(const char* path, mode_t mode) noexcept {
+  if (not_made.empty() || path != not_made) return static_cast<int>(syscall(SYS_mkdirat, AT_FDCWD, path, mode));
+  errno = EROFS;
   return -1;
 }
 
@@ -45,6 +53,14 @@ using namespace megadp::test;
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr const char* kId = "0123456789abcdef";
+
+std::string host() {
+  char name[256] = "";
+  ::gethostname(name, sizeof name - 1);
+  return name;
+}
 
 void write(const fs::path& path, const std::string& content) {
   fs::create_directories(path.parent_path());
@@ -103,7 +119,7 @@ void test_where_flags_are_not_known(int how) {
 template <class Commit>
 bool fails_at(int number, const char* result, const Commit& commit) {
   in_a_folder([&](const std::string& path) {
-    auto pending = PendingCheckpoint::create(path, "0123456789abcdef");
+    auto pending = PendingCheckpoint::create(path, kId);
     if (!check(pending.ok(), pending.status().text())) return;
     write(fs::path(pending->folder().path()) / "a", "one");
     write(fs::path(pending->folder().path()) / "b", "two");
@@ -134,13 +150,12 @@ void test_what_is_not_sure_is_not_there() {
 void test_links_are_not_followed() {
   in_a_folder([](const std::string& path) {
     const fs::path runs = fs::path(path) / "runs", elsewhere = fs::path(path) / "elsewhere";
-    char host[256] = "";
-    ::gethostname(host, sizeof host - 1);
     write(elsewhere / "file", "kept");
     fs::create_directory(runs);
-    for (const std::string& name : {std::string(".removing-1"), text(".saving-", host, "-1"), std::string("checkpoint-000001")})
+    for (const std::string& name :
+         {std::string(".removing-1"), text(".saving-", host(), "-fedcba9876543210"), std::string("checkpoint-000001")})
       fs::create_directory_symlink(elsewhere, runs / name);
-    auto pending = PendingCheckpoint::create(runs, "0123456789abcdef");
+    auto pending = PendingCheckpoint::create(runs, kId);
     if (!check(pending.ok(), pending.status().text())) return;
     check(content(elsewhere / "file") == "kept", "what a link leads to was not left by a process that died");
     check(pending->commit({}).ok(), "a checkpoint is made");
@@ -154,11 +169,47 @@ void test_links_are_not_followed() {
   });
 }
 
+void test_other_hosts_have_theirs() {
+  in_a_folder([](const std::string& path) {
+    const std::string mine = text(".saving-", host(), "-");
+    const std::string dead[] = {mine + kId, mine + kId + "-1"},
+                      others[] = {mine + "2-" + kId, text(".saving-", host(), "2-", kId), mine + "a"};
+    for (const std::string& name : dead) fs::create_directory(fs::path(path) / name);
+    for (const std::string& name : others) fs::create_directory(fs::path(path) / name);
+    auto pending = PendingCheckpoint::create(path, "fedcba9876543210");
+    check(pending.ok(), "a checkpoint is begun");
+    for (const std::string& name : dead) check(!fs::exists(fs::path(path) / name), name + " was left behind here");
+    for (const std::string& name : others) check(fs::exists(fs::path(path) / name), name + " is another host's");
+  });
+}
+
+// Whoever may not open the newest checkpoint does not mean an older one.
+void test_an_older_one_is_not_taken_for_it() {
+  in_a_folder([](const std::string& path) {
+    write(fs::path(path) / "checkpoint-000001/manifest.json", "{}");
+    fs::create_directory(fs::path(path) / "checkpoint-000002");  // nothing in it: no checkpoint
+    const auto older = find_checkpoint(path);
+    check(older.ok() && older->path() == path + "/checkpoint-000001", "the older one");
+    fs::create_symlink("checkpoint-000003", fs::path(path) / "checkpoint-000003");  // which nobody can open
+    const Status refused = find_checkpoint(path).status();
+    check(refused.code() == Code::system && refused.text().find("/checkpoint-000003: ") != std::string::npos, refused.text());
+  });
+}
+
+void test_the_folder_that_is_refused_is_named() {
+  in_a_folder([](const std::string& path) {
+    not_made = path + "/a/b";
+    const Status refused = Folder::make(path + "/a/b/c/d").status();
+    check_equal(refused.text(), text("making the folder ", path, "/a/b: ", std::strerror(EROFS)), "what is said");
+    not_made.clear();
+  });
+}
+
 void test_numbers_end() {
   in_a_folder([](const std::string& path) {
     fs::create_directory(fs::path(path) / text("checkpoint-", UINT64_MAX - 1));
     for (const bool is_last : {false, true}) {
-      auto pending = PendingCheckpoint::create(path, "0123456789abcdef");
+      auto pending = PendingCheckpoint::create(path, kId);
       if (!check(pending.ok(), pending.status().text())) return;
       const Status status = pending->commit({});
       pending->abandon();
@@ -174,6 +225,9 @@ int main() {
   test_where_flags_are_not_known(ENOSYS);
   test_what_is_not_sure_is_not_there();
   test_links_are_not_followed();
+  test_other_hosts_have_theirs();
+  test_an_older_one_is_not_taken_for_it();
+  test_the_folder_that_is_refused_is_named();
   test_numbers_end();
   return finish();
 }
