@@ -153,7 +153,7 @@ Status Gradients::microbatch_begin(bool is_last) {
     return bad_state("mdp_microbatch_begin: mdp_grad_sync is pending; wait for its request first, or call mdp_grad_sync again");
   if (phase_ == Phase::stepping) return bad_state("mdp_microbatch_begin: ", kIsStepping);
   if (Status none = check_none_lent("mdp_microbatch_begin"); !none) return none;
-  if (phase_ != Phase::open) start_step();
+  if (Status given_up = give_up_reduced(); !given_up) return given_up;
   if (is_last_ && microbatch_touched_) {
     return bad_state("mdp_microbatch_begin: gradients of the last microbatch have come already; end the step with mdp_grad_sync");
   }
@@ -337,6 +337,14 @@ Status Gradients::wait_until_updated(uint32_t bucket, void* caller) {
   return status;
 }
 
+// A step that was reduced, and that no optimizer takes.
+Status Gradients::give_up_reduced() {
+  if (phase_ == Phase::open) return {};
+  if (Status forgotten = forget_residuals(); !forgotten) return forgotten;
+  start_step();
+  return {};
+}
+
 Status Gradients::zero(void* caller) {
   std::unique_lock lock(mutex_);
   if (Status quiet = wait_for_puts(lock); !quiet) return quiet;
@@ -366,6 +374,7 @@ Status Gradients::zero(void* caller) {
   // Often called right after mdp_microbatch_begin or mdp_grad_tokens: what these said holds.
   const bool is_last = phase_ != Phase::open || is_last_, begun = phase_ == Phase::open && begun_;
   const std::optional<double> tokens = phase_ == Phase::open ? tokens_ : std::nullopt;
+  if (Status given_up = give_up_reduced(); !given_up) return given_up;
   start_step();
   tokens_ = tokens;
   is_last_ = is_last;

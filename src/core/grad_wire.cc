@@ -6,13 +6,22 @@
 //
 // A bucket that is longer than the window goes in turns: in each the same part of all pieces, as far as they reach. With ZeRO-0 the sums
 // are gathered, as f32. With error feedback what rounding took from an element is added to it the next time that its parameter has a
-// gradient.
+// gradient; what it took from a step that was given up is forgotten.
 #include <algorithm>
 #include <numeric>
 
 #include "core/gradients.h"
 
 namespace megadp {
+
+Status Gradients::forget_residuals() {
+  for (const Arena& arena : arenas_->all()) {
+    if (arena.residual == nullptr) continue;
+    Status zeroed = arenas_->backend().zero(arenas_->grads().stream(), arena.residual->data(), arena.residual->bytes());
+    if (!zeroed) return zeroed;
+  }
+  return {};
+}
 
 // Elements [begin, begin + count) of a bucket, rounded, into the window from element `at` on.
 Status Gradients::fill_wire(uint32_t number, uint64_t begin, uint64_t count, uint64_t at) {

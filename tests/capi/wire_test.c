@@ -220,6 +220,65 @@ static void sums_are_f32(void** state) {
   for (int s = 0; s < 3; ++s) run_on_comms(3, add_few, &shardings[s]);
 }
 
+/* ── What rounding took from gradients that nobody has used is not added to the next ── */
+
+static void sums_are(mdp_buffer* buffer, float value, float wanted) {
+  const float values[3] = {value, value, value};
+  const mdp_tensor t = tensor_of(MDP_DTYPE_F32, (void*)values, &three);
+  SIZED(mdp_tensor, sum);
+  OK(mdp_grad_put(buffer, 0, &t, 0, NULL));
+  sync_and_wait(buffer);
+  OK(mdp_grad_owned(buffer, 0, &sum));
+  for (int64_t i = 0; i < sum.shape[0]; ++i) CHECK(((const float*)sum.data)[i] == wanted);
+}
+
+typedef struct {
+  mdp_sharding sharding;
+  char directory[256];
+} place;
+
+/* Of 1000002 rounding takes 578. */
+static void give_up(mdp_comm* comm, const void* argument) {
+  const place* const at = argument;
+  SIZED(mdp_param, param);
+  param.name = "w";
+  param.dtype = MDP_DTYPE_F32;
+  param.ndim = 1;
+  param.shape = &three;
+  SIZED(mdp_buffer_config, config);
+  config.sharding = at->sharding;
+  config.wire_dtype = MDP_DTYPE_BF16;
+  config.scaling = MDP_SCALING_SUM;
+  config.flags = MDP_BUFFER_ERROR_FEEDBACK;
+  SIZED(mdp_checkpoint_part, part);
+  OK(mdp_buffer_register(comm, NULL, &config, &param, 1, &part.buffer));
+  SIZED(mdp_checkpoint_config, checkpoint);
+  checkpoint.directory = at->directory;
+  checkpoint.parts = &part;
+  checkpoint.part_count = 1;
+  OK(mdp_checkpoint_save(&checkpoint, NULL));
+  for (int way = 0; way < 3; ++way) {
+    sums_are(part.buffer, 1000002, 2 * 999424);
+    OK(way == 0   ? mdp_buffer_zero_grad(part.buffer, NULL)
+       : way == 1 ? mdp_microbatch_begin(part.buffer, 1)
+                  : mdp_checkpoint_load(&checkpoint));
+    if (way == 2) OK(mdp_buffer_zero_grad(part.buffer, NULL));
+    sums_are(part.buffer, 1, 2);
+    OK(mdp_buffer_zero_grad(part.buffer, NULL));
+  }
+  mdp_buffer_destroy(part.buffer);
+}
+
+static void what_is_given_up_is_forgotten(void** state) {
+  (void)state;
+  for (int s = 0; s < 2; ++s) {
+    place at = {.sharding = shardings[s]};
+    CHECK(make_folder(at.directory, sizeof at.directory) == 0);
+    run_on_comms(2, give_up, &at);
+    CHECK(remove_folder(at.directory) == 0);
+  }
+}
+
 /* ── A device's library adds up in its own order, unless told not to ── */
 
 static void follow_inexact(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
@@ -383,13 +442,10 @@ static void what_is_planned_and_refused(void** state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      TEST(sums_of_rounded_gradients),
-      TEST(instances_change_no_bit),
-      TEST(a_second_sync_changes_nothing),
-      TEST(sums_are_f32),
-      TEST(sums_are_exact_whatever_the_communicator),
-      TEST(what_is_not_finite_does_not_stay),
-      TEST(a_bucket_longer_than_the_window),
+      TEST(sums_of_rounded_gradients),        TEST(instances_change_no_bit),
+      TEST(a_second_sync_changes_nothing),    TEST(sums_are_f32),
+      TEST(what_is_given_up_is_forgotten),    TEST(sums_are_exact_whatever_the_communicator),
+      TEST(what_is_not_finite_does_not_stay), TEST(a_bucket_longer_than_the_window),
       TEST(what_is_planned_and_refused),
   };
   return cmocka_run_group_tests(tests, setup, NULL);
