@@ -686,11 +686,11 @@ MDP_API mdp_status mdp_send_recv(mdp_comm* comm, const mdp_tensor* from, int32_t
 
 /* Cuts a communicator into tensor, context, expert, data and pipeline parallel groups. Rank = sum of index * stride; the axes from left to
  * right in config.order vary from fastest to slowest. Two grids share the ranks: dense (dp = size / (tp cp pp)) and expert (dp = size /
- * (expert_tp ep pp)). config NULL: data parallelism only. Groups get their communicators when first needed.
- * Collective over world, with equal configurations; blocking. Errors: INVALID (sizes that do not divide, order), DESYNC. */
+ * (expert_tp ep pp)). config NULL: data parallelism only. Collective over world, with equal configurations; blocking.
+ * Errors: INVALID (sizes that do not divide, order), DESYNC. */
 MDP_API mdp_status mdp_grid_create(mdp_comm* world, const mdp_grid_config* config, mdp_grid** out);
 
-/* This rank's index in the group that the axes (MDP_AXIS_*) span together, and the group's size. Local. Errors: INVALID (no axis, EP on the
+/* This rank's index in the group that the axes (MDP_AXIS_*) span, and the group's size. Local. Errors: INVALID (no axis, EP on the
  * dense grid, CP on the expert grid). */
 MDP_API mdp_status mdp_grid_coords(mdp_grid* grid, uint32_t axes, int32_t* index, int32_t* size);
 
@@ -698,8 +698,8 @@ MDP_API mdp_status mdp_grid_coords(mdp_grid* grid, uint32_t axes, int32_t* index
  * 100 times that along EP + that along the expert grid's TP. Local. The numbers are Megatron-LM's. Errors: INVALID. */
 MDP_API mdp_status mdp_grid_seed(mdp_grid* grid, uint64_t seed, mdp_random random, uint64_t* out);
 
-/* The communicator of that group, ranks in the order of config.order. Asking again gives another handle of the same one.
- * Collective over the whole world the first time; blocking. Errors: as mdp_grid_coords. */
+/* The communicator of that group, ranks in the order of config.order. Asking again, or for axes that cut alike (all ranks: the world's),
+ * gives another handle of the same one. Collective over the world the first time; blocking. Errors: as mdp_grid_coords. */
 MDP_API mdp_status mdp_grid_comm(mdp_grid* grid, uint32_t axes, mdp_comm** out);
 
 MDP_API void mdp_grid_destroy(mdp_grid* grid);
@@ -752,7 +752,7 @@ MDP_API mdp_status mdp_buffer_grad_view(mdp_buffer* buffer, size_t param, mdp_te
  * from any thread. Local. Errors: INVALID (not memory of this buffer), MEMORY. */
 MDP_API mdp_status mdp_buffer_to_dlpack(mdp_buffer* owner, const mdp_tensor* view, struct DLManagedTensorVersioned** out);
 
-/* Copies all parameters from rank `root` of each data-parallel group (an index; dense and expert groups must have it) to the others;
+/* Copies all parameters from rank `root` of each data-parallel group (an index that dense and expert groups have) to the others;
  * what is tied from the first stage. Collective over the world. Errors: STATE (ties, ranks have launched different gradients). */
 MDP_API mdp_status mdp_buffer_broadcast(mdp_buffer* buffer, int32_t root, mdp_request** out);
 

@@ -82,12 +82,12 @@ Status judge_memory(const std::vector<MemoryNeed>& needs) {
   return {};
 }
 
-Status check_memory(World& world, const std::vector<int>& members, const char* call, uint64_t bytes, bool anyway) {
+Status check_memory(World& world, const std::vector<int>& members, const char* call, uint64_t bytes, bool anyway, uint64_t line) {
   std::vector<int> here;  // limits are a node's
   for (const int member : members) {
     if (world.node(member) == world.node(world.rank())) here.push_back(member);
   }
-  const auto all = world.exchange(here, call, pack(bytes, anyway));
+  const auto all = world.exchange(here, call, pack(bytes, anyway), line);
   if (!all.ok()) return all.status();
   std::vector<MemoryNeed> needs(all->size());
   Status mine;
@@ -97,7 +97,7 @@ Status check_memory(World& world, const std::vector<int>& members, const char* c
       mine = internal_error(call, ": rank ", here[i], " sent ", (*all)[i].size(), " bytes that cannot be read");
   }
   if (mine.ok()) mine = judge_memory(needs);
-  return here.size() == members.size() ? mine : agree(world, members, {call, 0, 0}, mine);
+  return here.size() == members.size() ? mine : agree(world, members, {call, 0, 0}, mine, line);
 }
 
 }  // namespace megadp

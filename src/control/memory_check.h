@@ -26,7 +26,7 @@ struct MemoryNeed {
 Status judge_memory(const std::vector<MemoryNeed>& needs);
 
 // The same of `members`, each of which gives what it needs. All of them get the same answer. Collective, blocking; `call` is a literal, the
-// call of the user's that this is part of.
-Status check_memory(World& world, const std::vector<int>& members, const char* call, uint64_t bytes, bool anyway);
+// call of the user's that this is part of; `line` as in World::exchange.
+Status check_memory(World& world, const std::vector<int>& members, const char* call, uint64_t bytes, bool anyway, uint64_t line = 0);
 
 }  // namespace megadp

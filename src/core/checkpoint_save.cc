@@ -11,6 +11,7 @@
 
 #include "base/hash.h"
 #include "control/agreement.h"
+#include "control/memory_check.h"
 #include "core/checkpoint_arrays.h"
 #include "core/checkpoint_write.h"
 #include "core/replicas.h"
@@ -44,11 +45,12 @@ class Save {
     std::error_code unknown;  // where the program is now: it may go elsewhere before the thread writes
     const std::filesystem::path here = std::filesystem::absolute(config_.directory, unknown);
     if (!unknown) write_->directory = here.string();
-    const Status mine = attempt([this]() -> Status {
+    Status mine = attempt([this]() -> Status {
       write_->given_up = given_up();
-      if (Status collected = collect(); !collected) return collected;
-      return copy_pieces();
+      return collect();
     });
+    if (Status room = check_room(mine.ok() ? bytes_of_copy() : 0); !room) return room;
+    if (mine.ok()) mine = attempt([this] { return copy_pieces(); });
     return context_.saves.submit(config_.parts.front().buffer->arenas().shared_context(), write_, mine);
   }
 
@@ -59,11 +61,23 @@ class Save {
   Status prepare() {
     const Status waited = attempt([this] { return context_.saves.wait(); });
     if (Status same = compare_checkpoint_configs(config_, kSaveCall); !same) return same;
-    if (Status all = agree_on(waited.ok() ? attempt([this] { return context_.saves.unseen_failure(); }) : waited); !all) return all;
+    const auto begin = [this] {
+      const Status before = context_.saves.unseen_failure();
+      return before.ok() ? check_directory() : before;
+    };
+    if (Status all = agree_on(waited.ok() ? attempt(begin) : waited); !all) return all;
     auto arrays = gather_arrays(config_, kSaveCall);
     if (Status all = agree_on(arrays.status()); !all) return all;
     arrays_ = *std::move(arrays);
     return compare_tensors();
+  }
+
+  // A load takes what has a manifest for the checkpoint itself, and would not see what is saved in it.
+  Status check_directory() const {
+    const auto in = Folder::open(config_.directory);
+    if (!in || !in->has(kManifestName)) return {};
+    return invalid("directory is ", config_.directory, ", which has a ", kManifestName,
+                   ": it is a checkpoint itself, or another program's; give the folder that checkpoints are to be in");
   }
 
   // Each of the ranks that hold a tensor alike writes a part of it: where they do not, nobody's would be saved. Ranks may list them in any
@@ -213,13 +227,27 @@ class Save {
     return {};
   }
 
-  // All of it into memory of the saves', so that the training may write to its own.
-  Status copy_pieces() {
+  static uint64_t rounded(uint64_t bytes) {
     constexpr uint64_t alignment = 64;
-    const auto rounded = [](uint64_t bytes) { return (bytes + alignment - 1) / alignment * alignment; };
+    return (bytes + alignment - 1) / alignment * alignment;
+  }
+  uint64_t bytes_of_copy() {
     uint64_t bytes = 0;
     for (const PieceToWrite& piece : pieces()) bytes += rounded(piece.tensor.bytes);
-    auto room = context_.saves.room(*context_.backend, bytes);
+    return bytes;
+  }
+
+  // Collective: ranks of one machine take theirs at once.
+  Status check_room(uint64_t bytes) const {
+    const bool anyway = std::any_of(config_.parts.begin(), config_.parts.end(),
+                                    [](const CheckpointPart& part) { return part.buffer->plan().config.ignore_memory; });
+    return check_memory(*context_.world, config_.members(), kSaveCall, context_.saves.more_for(bytes), anyway, World::kFilesLine)
+        .with_context("mdp_checkpoint_save with a request, which writes from a copy (without one there is none)");
+  }
+
+  // All of it into memory of the saves', so that the training may write to its own.
+  Status copy_pieces() {
+    auto room = context_.saves.room(*context_.backend, bytes_of_copy());
     if (!room) return room.status();
     std::byte* to = *room;
     for (PieceToWrite& piece : pieces()) {

@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "base/log.h"
 #include "control/interrupt.h"
 #include "core/checkpoint_write.h"
 #include "core/comm.h"
@@ -64,6 +65,11 @@ Status Saves::put(Backend& control, const std::shared_ptr<CheckpointWrite>& writ
     const auto asked = [](void* is_leaving) -> int32_t { return static_cast<std::atomic<bool>*>(is_leaving)->load() ? 1 : 0; };
     ask_while_waiting({asked, leaving.get()}, write->world->rank(), nullptr);
     outcome->status = write->run(start->mine);
+    // Mostly nobody waits for it any more.
+    if (outcome->status.code() == Code::aborted && !outcome->is_seen) {
+      log(LogLevel::warning,
+          text("the checkpoint that was being saved into ", write->directory, " was given up: ", outcome->status.text()));
+    }
   };
   if (Status submitted = control.run(*stream_, work); !submitted) return submitted;
   outcome_ = std::move(outcome);

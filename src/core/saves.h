@@ -32,6 +32,8 @@ class Saves {
   Status unseen_failure();
   // Memory of the host for a copy, which the device reaches fast. Kept for the next one.
   Result<std::byte*> room(Backend& backend, uint64_t bytes);
+  // How much more of the host's memory that would take.
+  uint64_t more_for(uint64_t bytes) const { return room_ && room_->bytes() >= bytes ? 0 : bytes - (room_ ? room_->bytes() : 0); }
   // mine: what CheckpointWrite::run is given. Its request; or why this rank cannot have one, which the others learn then. None may be under
   // way.
   Result<std::shared_ptr<Request>> submit(const std::shared_ptr<Context>& context, const std::shared_ptr<CheckpointWrite>& write,

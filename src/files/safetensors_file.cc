@@ -57,7 +57,7 @@ SafetensorsWriter::SafetensorsWriter(File file, std::string tensors, std::string
 // The same length whatever the checksums are.
 std::string SafetensorsWriter::header(const std::string& checksums) const {
   const std::string metadata = has_checksums_ ? text("\"", kChecksums, "\":\"", checksums, "\"") : metadata_;
-  std::string json = text("{\"__metadata__\":{", metadata, "}", tensors_, "}");
+  std::string json = text("{\"", kMetadataName, "\":{", metadata, "}", tensors_, "}");
   json.resize((json.size() + kLengthBytes + kHeaderAlignment - 1) / kHeaderAlignment * kHeaderAlignment - kLengthBytes, ' ');
   return json;
 }

@@ -67,7 +67,7 @@ class HeaderReader : public Reader {
   }
   bool key(string_t& name) override {
     if (depth_ == 1) {
-      is_metadata_ = name == "__metadata__";
+      is_metadata_ = name == kMetadataName;
       if (is_metadata_) return true;
       if (header.tensors.size() == kMostStored) return refuse(text("it has more than ", kMostStored, " tensors"));
       header.tensors.emplace_back();

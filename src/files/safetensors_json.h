@@ -22,6 +22,7 @@ namespace megadp {
 constexpr uint64_t kLongestHeader = 100'000'000;  // what the format's own readers take
 constexpr size_t kMostStored = size_t{1} << 24;   // tensors
 constexpr size_t kMostDims = 16;
+constexpr const char* kMetadataName = "__metadata__";  // of what is no tensor in a header
 
 // The dtype is one of the format's, and the bytes are as many as it and the shape want.
 struct StoredTensor {

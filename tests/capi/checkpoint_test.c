@@ -470,7 +470,9 @@ static void the_newest_are_kept(void** state) {
   CHECK(exists(directory, "checkpoint-000010/manifest.json"));
   snprintf(at, sizeof at, "%s/checkpoint-000002/", directory);
   config.directory = at;
-  OK(mdp_checkpoint_load(&config)); /* a certain one */
+  OK(mdp_checkpoint_load(&config)); /* a certain one, in which nothing is saved: that would be loaded no more */
+  FAILS(MDP_E_INVALID, "/keep/checkpoint-000002, which has a manifest.json", mdp_checkpoint_save(&config, NULL));
+  CHECK(entries(at) == 2);
   job_close(&j);
 }
 

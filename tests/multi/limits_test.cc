@@ -130,6 +130,33 @@ void state_counts_too(const Rank& rank) {
   same_on_all(rank);
 }
 
+// A save with a request writes from a copy, and no rank is killed for it; one without has none.
+void a_copy_counts_too(const Rank& rank) {
+  const OnGrid on(rank);
+  mdp_buffer* buffer = nullptr;
+  ok(Model(kElements).on(on.grid, &buffer));
+  const Buffer owner(buffer);
+  ok(mdp_barrier(rank.comm, nullptr));
+  make_machine({10});
+  mdp_checkpoint_part part{};
+  part.struct_size = sizeof part;
+  part.buffer = buffer;
+  const std::string directory = g_folder + "/saved";
+  mdp_checkpoint_config config{};
+  config.struct_size = sizeof config;
+  config.directory = directory.c_str();
+  config.parts = &part;
+  config.part_count = 1;
+  mdp_request* request = nullptr;
+  ok(mdp_barrier(rank.comm, nullptr));
+  refused(mdp_checkpoint_save(&config, &request), MDP_E_MEMORY,
+          {"mdp_checkpoint_save with a request, which writes from a copy (without one there is none): rank",
+           "10485760 that /sys/fs/cgroup/memory.max allows"});
+  require(request == nullptr, "a request was written");
+  same_on_all(rank);
+  ok(mdp_checkpoint_save(&config, nullptr));
+}
+
 // The last rank is in a group of its own, which is too small for it alone.
 void one_small_group_is_told_to_all(const Rank& rank) {
   megadp::set_memory_root(g_folder + (rank.rank == rank.size - 1 ? "/1" : "/0"));
@@ -225,6 +252,8 @@ int main(int argc, char** argv) {
   }
   good = (!with_processes || no_communicator_under_short_files()) && good;
   good = run_processes("state", 1, state_counts_too) && good;
+  make_machine({1000});
+  good = run_processes("a copy", 2, a_copy_counts_too) && good;
   make_machine({1000});
   good = run_processes("state of two", 2, state_counts_too) && good;
   fs::remove_all(g_folder);
