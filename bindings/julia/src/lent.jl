@@ -5,8 +5,9 @@
     acquire_grad(buffer, i) -> (array, first)
     acquire_grad(f, buffer, i)
 
-The memory where the gradient of parameter `i` goes, whatever `sharding` is, lent until [`ready!`](@ref), or [`release_grad!`](@ref), after
-which it is as if nothing had been written. Where `first` is true every element is to be written, otherwise added to. The array has the
+The memory where the gradient of parameter `i` goes, whatever `sharding` is, lent until [`ready!`](@ref) or [`release_grad!`](@ref). Where
+`first` is true every element is to be written, and after a release it is as if nothing had been; otherwise it is to be added to, and what was
+added stays after a release, also where `f` throws: then the step's gradients are to be thrown away. The array has the
 parameter's size and the gradient's element type: Float32 with `:zero2`, half-width gradients and `uses` above 1. It is not to be touched
 after it was given back. With a function, calls `f(array, first)`, and then `ready!`, or `release_grad!` if `f` throws. Local; waits as
 `put!`; any thread. Throws as `put!`, and `MegaDPError` `:STATE` (lent already), `:UNSUPPORTED` (bf16, in a Julia without that type).

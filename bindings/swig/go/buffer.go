@@ -176,15 +176,15 @@ func Write[T Float](buffer *Buffer, param int, from []T) error {
 	return call(buffer, func(failure shim.Failure) { buffer.raw.Write(int64(param), dtypeOf[T](), data, size, failure) })
 }
 
-// Acquire lends the memory where a gradient goes, of any sharding, until Ready, or Release, after which it is as if nothing had been written.
-// With first every element is to be written, otherwise they are to be added to. With Zero2 it is F32 where gradients are half as wide and
+// Acquire lends the memory where a gradient goes, of any sharding, until Ready or Release. With first every element is to be written, and after
+// Release it is as if nothing had been; otherwise they are to be added to, and what was added stays after Release. With Zero2 it is F32 where gradients are half as wide and
 // UsesPerStep is above 1. The View's slices are not to be touched once it was given back; asked then, it has none. Waits as Put.
 func (b *Buffer) Acquire(param int) (view *View, first bool, err error) {
 	view, err = newView(ask(b, func(failure shim.Failure) shim.View { return b.raw.Acquire(int64(param), failure) }))
 	return view, err == nil && view.raw.First(), err
 }
 
-// Release gives back what Acquire lent: nothing has come. Does not block.
+// Release gives back what Acquire lent: nothing has come, if it was the first or nothing was added. Does not block.
 func (b *Buffer) Release(param int) error {
 	return call(b, func(failure shim.Failure) { b.raw.Release(int64(param), failure) })
 }
@@ -279,9 +279,9 @@ func listOf(params []int) (*int64, int64) {
 func (b *Buffer) GradsChanged() error { return call(b, b.raw.Grads_changed) }
 
 // Broadcast gives all ranks of each data-parallel group root's parameters. When ctx is over it returns ctx's error; another Broadcast goes on
-// waiting. Collective.
+// waiting, as Comm.Barrier. Collective.
 func (b *Buffer) Broadcast(ctx context.Context, root int) error {
-	return inSlices(ctx, b, func(failure shim.Failure) bool { return b.raw.Broadcast_slice(root, failure) })
+	return inSlices(ctx, b, resumed(func(again bool, failure shim.Failure) bool { return b.raw.Broadcast_slice(root, again, failure) }))
 }
 
 // StartBroadcast begins what Broadcast does; before the request has ended, nobody reads or writes parameters.

@@ -102,8 +102,11 @@ func (c *Comm) WorldRank(rank int) (int, error) {
 	return ask(c, func(failure shim.Failure) int { return c.raw.World_rank(rank, failure) })
 }
 
-// Barrier returns when all ranks have called it. When ctx is over it returns ctx's error; another Barrier goes on waiting. Collective.
-func (c *Comm) Barrier(ctx context.Context) error { return inSlices(ctx, c, c.raw.Barrier_slice) }
+// Barrier returns when all ranks have called it. When ctx is over it returns ctx's error; another Barrier goes on waiting, if no other operation
+// was begun on this communicator, or on what is made on it, since; otherwise a new one begins. Collective.
+func (c *Comm) Barrier(ctx context.Context) error {
+	return inSlices(ctx, c, resumed(c.raw.Barrier_slice))
+}
 
 // StartBarrier begins what Barrier does.
 func (c *Comm) StartBarrier() (*Request, error) { return newRequest(ask(c, c.raw.Start_barrier)) }

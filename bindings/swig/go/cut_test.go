@@ -4,8 +4,11 @@ package megadp_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
 	"testing"
+	"time"
 
 	"megadp"
 )
@@ -83,7 +86,7 @@ func TestCut(t *testing.T) {
 	}
 }
 
-// heldBarrier, with two ranks: who waits in a barrier can stop waiting, and go on with it.
+// heldBarrier, with two ranks: who waits in a barrier can stop waiting, and go on with it, at once.
 func heldBarrier() error {
 	comm, err := megadp.NewComm(megadp.CommOptions{})
 	if err != nil {
@@ -100,8 +103,47 @@ func heldBarrier() error {
 	if err != nil {
 		return err
 	}
-	fmt.Println("passed", request.Wait(context.Background()))
+	if err := request.Wait(context.Background()); err != nil {
+		return err
+	}
+	fmt.Println("passed", leftBarrier(comm, rank))
 	return nil
+}
+
+// leftBarrier, with two ranks: after another operation a barrier is a new one, whatever rank 0 has stopped waiting for. The flag is there.
+func leftBarrier(comm *megadp.Comm, rank int) error {
+	flag := os.Getenv("MEGADP_TEST_FLAG")
+	if rank == 0 {
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		if err := comm.Barrier(ctx); !errors.Is(err, context.Canceled) { // the other rank comes only after the next line
+			return fmt.Errorf("expected a cancelled wait, was %v", err)
+		}
+		if err := os.Remove(flag); err != nil {
+			return err
+		}
+	} else {
+		for _, err := os.Stat(flag); err == nil; _, err = os.Stat(flag) {
+			time.Sleep(5 * time.Millisecond)
+		}
+		if err := comm.Barrier(context.Background()); err != nil {
+			return err
+		}
+	}
+	if err := megadp.AllReduce(comm, []float32{1}, megadp.Sum); err != nil {
+		return err
+	}
+	if rank == 1 {
+		time.Sleep(200 * time.Millisecond)
+		if err := os.WriteFile(flag, nil, 0o600); err != nil {
+			return err
+		}
+	}
+	if err := comm.Barrier(context.Background()); err != nil {
+		return err
+	}
+	_, err := os.Stat(flag)
+	return err
 }
 
 func TestHeldBarrier(t *testing.T) {

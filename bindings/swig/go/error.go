@@ -86,6 +86,15 @@ func ask[T any](object any, native func(shim.Failure) T) (T, error) {
 	return answer, nil
 }
 
+// resumed is such a slice, told each time whether it goes on with what this call's first one has begun.
+func resumed(slice func(bool, shim.Failure) bool) func(shim.Failure) bool {
+	again := false
+	return func(failure shim.Failure) bool {
+		defer func() { again = true }()
+		return slice(again, failure)
+	}
+}
+
 // inSlices calls slice, which blocks for at most 50 ms and says whether it has finished, until it has or ctx is over.
 func inSlices(ctx context.Context, object any, slice func(shim.Failure) bool) error {
 	for {

@@ -102,16 +102,17 @@ func (o *Optimizer) SetScaler(scaler Scaler) error {
 
 // Averaged calls evaluate while the averages of the optimizer's parameters are in their place, rounded, on all ranks; then what was there before
 // is again, bit for bit. Meanwhile gradients, steps, checkpoints and writes of parameters are ErrState. The error is evaluate's, or what went
-// wrong before or after. Collective at both ends.
-func (o *Optimizer) Averaged(evaluate func() error) error {
-	if err := o.SwapAverage(); err != nil {
+// wrong before or after; a panic of evaluate goes on when they are back. Collective at both ends.
+func (o *Optimizer) Averaged(evaluate func() error) (err error) {
+	if err = o.SwapAverage(); err != nil {
 		return err
 	}
-	err := evaluate()
-	if back := o.SwapAverage(); err == nil {
-		err = back
-	}
-	return err
+	defer func() { // also where evaluate panics; if it fails then, the next training call says that the averages are still there
+		if back := o.SwapAverage(); err == nil {
+			err = back
+		}
+	}()
+	return evaluate()
 }
 
 // SwapAverage puts the averages in the place of the parameters, or what was there before back. Collective.

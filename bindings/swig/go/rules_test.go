@@ -348,6 +348,17 @@ func TestAverages(t *testing.T) {
 	if err := megadp.Read(buffer, 0, w); err != nil || w[0] != 4 {
 		t.Error(w, err)
 	}
+	func() {
+		defer func() {
+			if caught := recover(); caught != "a bad sample" {
+				t.Error(caught)
+			}
+		}()
+		t.Error(optimizer.Averaged(func() error { panic("a bad sample") }))
+	}()
+	if err := firstOf(megadp.Read(buffer, 0, w), megadp.Put(buffer, 0, []float32{0})); err != nil || w[0] != 4 {
+		t.Error("after a panic", w, err)
+	}
 	plain, err := megadp.NewOptimizer(buffer, megadp.OptimizerOptions{})
 	if err != nil {
 		t.Fatal(err)

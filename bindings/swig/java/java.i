@@ -68,9 +68,10 @@
     return create(new CommOptions());
   }
 
-  /** Returns when all ranks have called it. Collective; blocking. After an interrupt, calling it again goes on waiting. */
+  /** Returns when all ranks have called it. Collective; blocking. After an interrupt, calling it again goes on waiting, if no other
+   * operation was begun on this communicator, or on what is made on it, since; otherwise a new one begins. */
   public void barrier() throws InterruptedException {
-    while (!barrierSlice()) {
+    for (boolean again = false; !barrierSlice(again); again = true) {
       Direct.checkInterrupt("Comm.barrier");
     }
   }
@@ -156,9 +157,9 @@
   }
 
   /** Rank root's parameters for all ranks of each data-parallel group. Collective; blocking. After an interrupt, calling it again goes on
-   * waiting. */
+   * waiting, as Comm.barrier. */
   public void broadcast(int root) throws InterruptedException {
-    while (!broadcastSlice(root)) {
+    for (boolean again = false; !broadcastSlice(root, again); again = true) {
       Direct.checkInterrupt("Buffer.broadcast");
     }
   }

@@ -67,7 +67,26 @@ static void megadp_push_failure(lua_State* L, const megadp::Failure& failure) {
   }
 %}
 %typemap(out) long long "lua_pushinteger(L, $1); SWIG_arg++;"
+// As Lua itself sees it: a table may have its elements by __index and __len. To be called by lua_pcall, since these may fail.
+%{
+static int megadp_plain_list(lua_State* L) {
+  const lua_Integer count = luaL_len(L, 1);
+  lua_newtable(L);
+  for (lua_Integer i = 1; i <= count; ++i) {
+    lua_geti(L, 1, i);
+    lua_rawseti(L, 2, i);
+  }
+  return 1;
+}
+%}
 %typemap(in, checkfn="lua_istable") const std::vector<double>& (std::vector<double> list) %{
+  if (lua_getmetatable(L, $input)) {
+    lua_pop(L, 1);
+    lua_pushcfunction(L, megadp_plain_list);
+    lua_pushvalue(L, $input);
+    if (lua_pcall(L, 1, 1, 0) != LUA_OK) SWIG_fail;
+    lua_replace(L, $input);
+  }
   list.resize(lua_rawlen(L, $input));
   for (size_t i = 0; i < list.size(); ++i) {
     const int type = lua_rawgeti(L, $input, static_cast<lua_Integer>(i + 1));

@@ -82,6 +82,21 @@ static bool megadp_refuse(const char* argument, const char* call, const std::str
   return false;
 }
 
+// Not its first element alone, nor what another type becomes as a text.
+static bool megadp_text(SEXP value, const char* call, const char* argument, std::string* found) {
+  std::string what = megadp_what(value), wanted = "one text, a character vector of length 1";
+  if (TYPEOF(value) == STRSXP && !Rf_isObject(value)) {
+    what = Rf_xlength(value) == 1 ? "NA" : "a vector of length " + std::to_string(Rf_xlength(value));
+    if (Rf_xlength(value) == 1 && STRING_ELT(value, 0) != NA_STRING) {
+      found->assign(CHAR(STRING_ELT(value, 0)));
+      return true;
+    }
+  } else if (TYPEOF(value) == RAWSXP) {
+    wanted += "; an object becomes one by rawToChar(serialize(x, NULL, ascii = TRUE))";
+  }
+  return megadp_refuse(argument, call, what, wanted);
+}
+
 // The type that this module has given an external pointer; NULL: it is another package's, whose tag may be anything.
 static swig_type_info* megadp_type_of(SEXP object) {
   SEXP tag = R_ExternalPtrTag(object);
@@ -172,6 +187,18 @@ MEGADP_WAIT_BETWEEN(R_CheckUserInterrupt())
 %typemap(in, noblock=1) bool {
   if (!megadp_truth($input, "$symname", "$input", &$1)) SWIG_fail;
 }
+
+%typemap(scoercein) const std::string& ""
+%typemap(in, noblock=1) const std::string& (std::string text) {
+  if (!megadp_text($input, "$symname", "$input", &text)) SWIG_fail;
+  $1 = &text;
+}
+%typemap(in, noblock=1) const std::string& directory (std::string text), const std::string& path (std::string text) {
+  if (!megadp_text($input, "$symname", "$input", &text)) SWIG_fail;
+  text = R_ExpandFileName(text.c_str());  // "~", as R's own functions take it
+  $1 = &text;
+}
+%typemap(freearg) const std::string& "std::string().swap(text$argnum);"
 
 /* A list's memory goes before the failure's `freearg`, which may jump. */
 %typemap(in, noblock=1) const std::vector<double>& (std::vector<double> list) {

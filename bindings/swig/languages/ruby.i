@@ -61,14 +61,18 @@ static void megadp_raise(const megadp::Failure& failure) {
 }
 %define MEGADP_IN_SLICES(METHOD, SLICE)
 %exception megadp::METHOD {
-  bool finished = false;
+  bool finished = false, again = false;
   auto slice = [&]() { finished = SLICE; };
-  for (megadp_without_lock(slice); !finished; megadp_without_lock(slice)) rb_thread_check_ints();
+  for (megadp_without_lock(slice); !finished; megadp_without_lock(slice)) {
+    rb_thread_check_ints();
+    again = true;
+  }
+  (void)again;  // not all slices take it
 }
 %enddef
 MEGADP_IN_SLICES(Buffer::sync, arg1->sync_slice(*arg2))
-MEGADP_IN_SLICES(Buffer::broadcast, %arg(arg1->broadcast_slice(arg2, *arg3)))
-MEGADP_IN_SLICES(Comm::barrier, arg1->barrier_slice(*arg2))
+MEGADP_IN_SLICES(Buffer::broadcast, %arg(arg1->broadcast_slice(arg2, again, *arg3)))
+MEGADP_IN_SLICES(Comm::barrier, arg1->barrier_slice(again, *arg2))
 MEGADP_IN_SLICES(Request::wait, arg1->wait_slice(*arg2) || arg2->failed())
 // As `freearg`, which comes last: raising jumps over what would free the lists that the call was given.
 %typemap(freearg) megadp::Failure& failure {

@@ -10,12 +10,12 @@
   }
 }
 %exception megadp::Buffer::broadcast {
-  while (!arg1->broadcast_slice(arg2, *arg3)) {
+  for (bool again = false; !arg1->broadcast_slice(arg2, again, *arg3); again = true) {
     CHECK;
   }
 }
 %exception megadp::Comm::barrier {
-  while (!arg1->barrier_slice(*arg2)) {
+  for (bool again = false; !arg1->barrier_slice(again, *arg2); again = true) {
     CHECK;
   }
 }
@@ -45,12 +45,12 @@
     while (!$self->sync_slice(failure)) continue;
   }
   void broadcast(int root, megadp::Failure& failure) {
-    while (!$self->broadcast_slice(root, failure)) continue;
+    for (bool again = false; !$self->broadcast_slice(root, again, failure); again = true) continue;
   }
 }
 %extend megadp::Comm {
   void barrier(megadp::Failure& failure) {
-    while (!$self->barrier_slice(failure)) continue;
+    for (bool again = false; !$self->barrier_slice(again, failure); again = true) continue;
   }
 }
 %extend megadp::Request {

@@ -31,6 +31,20 @@ static int32_t megadp_interrupted(void*) {
     SWIG_fail;
   }
 }
+// "~", as Tcl's own commands take it.
+%typemap(in) const std::string& directory (std::string text), const std::string& path (std::string text) {
+  int length = 0;
+  const char* const given = Tcl_GetStringFromObj($input, &length);
+  text.assign(given, static_cast<size_t>(length));
+  if (given[0] == '~') {
+    Tcl_DString expanded;
+    if (Tcl_TranslateFileName(interp, given, &expanded) == NULL) SWIG_fail;
+    text = Tcl_DStringValue(&expanded);
+    Tcl_DStringFree(&expanded);
+  }
+  $1 = &text;
+}
+%typemap(freearg) const std::string& directory, const std::string& path ""
 // NULL is what a call gives where there is nothing (a split with a negative color, the end of a Step), and a null pointer to SWIG.
 %typemap(check) SWIGTYPE *, SWIGTYPE & {
   if (!$1) {

@@ -150,7 +150,7 @@ class View {
 #endif
 
 #if !defined(SWIGJAVA) && !defined(SWIGGO)
-  /// One element, and all of them; F32 and U8 only, since float64 has no room to spare for meanings of others.
+  /// One element, and all of them; F32 and U8 only: parameters of other types are for Buffer.read and Buffer.write.
   double get(long long index, Failure& failure) const {
     return has(index, failure) ? element(index) : 0;
   }
@@ -214,7 +214,9 @@ class View {
   bool has_numbers(Failure& failure) const {
     if (!is_open(failure)) return false;
     if (dtype_ == DType::F32 || dtype_ == DType::U8) return true;
-    failure.refuse(MDP_E_UNSUPPORTED, "elements of this view are neither F32 nor U8; use Buffer.read and Buffer.write");
+    failure.refuse(MDP_E_UNSUPPORTED,
+                   "elements of this view are neither F32 nor U8: parameters are read by Buffer.read and written by Buffer.write; "
+                   "an array of CheckpointParts.add_tensor or of a Halo must be F32 or U8 for this");
     return false;
   }
   bool has(long long index, Failure& failure) const {

@@ -78,8 +78,8 @@ class Buffer {
   }
 
   /// A view of the memory where the gradient goes, of any sharding, to be written if it is the View.first, else to be added to, until
-  /// ready; or until release, after which it is as if nothing had been written. With ZERO_2 it is F32 where gradients are half as wide and
-  /// uses_per_step is above 1. Waits as put.
+  /// ready; or until release, after which a first one is as if nothing had been written, while what was added to another stays. With ZERO_2
+  /// it is F32 where gradients are half as wide and uses_per_step is above 1. Waits as put.
   View* acquire(long long param, Failure& failure);
   void release(long long param, Failure& failure) {
     end_lease(param);
@@ -102,7 +102,7 @@ class Buffer {
   }
   /// Parameters were written through views. Local.
   void changed(Failure& failure) {
-    call(failure, [](auto* buffer) { return mdp_param_changed(buffer); });
+    collective(failure, [](auto* buffer) { return mdp_param_changed(buffer); });
   }
   /// All gradients become zero, the step begins anew. Local.
   void zero_grad(Failure& failure) {
@@ -131,14 +131,14 @@ class Buffer {
     call(failure, [](auto* buffer) { return mdp_grad_changed(buffer, nullptr); });
   }
 
-  /// Rank root's parameters for all ranks of each data-parallel group. broadcast_slice begins that or goes on waiting, as sync_slice;
-  /// start_broadcast returns at once: the parameters are nobody's to read or write before its end. Collective.
-  bool broadcast_slice(int root, Failure& failure);
+  /// Rank root's parameters for all ranks of each data-parallel group. broadcast_slice begins that or goes on waiting, as
+  /// Comm.barrier_slice; start_broadcast returns at once: the parameters are nobody's to read or write before its end. Collective.
+  bool broadcast_slice(int root, bool again, Failure& failure);
   Request* start_broadcast(int root, Failure& failure);
   /// Fails if the ranks of a data-parallel group do not have the same parameters, bit for bit, or tensor-parallel ranks what is not
   /// sharded. Collective; slow.
   void verify(Failure& failure) {
-    call(failure, [](auto* buffer) { return mdp_buffer_verify(buffer); });
+    collective(failure, [](auto* buffer) { return mdp_buffer_verify(buffer); });
   }
 
   /// Views of the library's memory, given once the last step has finished with the parameter. One that is kept over a start_step, of a
@@ -187,7 +187,8 @@ class Buffer {
 #endif
 
 #ifndef SWIG
-  Buffer(mdp_buffer* buffer, const Params& params) : buffer_(std::make_shared<Handle<mdp_buffer>>("Buffer", buffer, mdp_buffer_destroy)) {
+  Buffer(mdp_buffer* buffer, const Params& params, const std::shared_ptr<Operations>& operations)
+      : buffer_(std::make_shared<Handle<mdp_buffer>>("Buffer", buffer, mdp_buffer_destroy, operations)) {
     for (const Param& param : params.list()) shapes_.push_back(param.shape());
     leases_ = std::make_shared<Leases>(shapes_.size());
   }
@@ -205,6 +206,11 @@ class Buffer {
   void call(Failure& failure, Function function) const {
     if (const auto buffer = buffer_->use(failure)) failure.take(function(buffer.get()));
   }
+  // The same, counted as an operation: what ranks do together, and new values, which the next broadcast sends.
+  template <class Function>
+  void collective(Failure& failure, Function function) const {
+    if (const auto buffer = buffer_->use_collectively(failure)) failure.take(function(buffer.get()));
+  }
   template <class Function>
   void call_at(long long param, Failure& failure, Function function) const {
     const auto buffer = buffer_->use(failure);
@@ -219,7 +225,8 @@ class Buffer {
   }
   template <class Begin>
   Request* start(Failure& failure, Begin begin) const;
-  static Buffer* registered(mdp_comm* comm, mdp_grid* grid, const Params& params, const BufferOptions& options, Failure& failure);
+  static Buffer* registered(mdp_comm* comm, mdp_grid* grid, const std::shared_ptr<Operations>& operations, const Params& params,
+                            const BufferOptions& options, Failure& failure);
   template <class Number, class Function>
   void call_on(const Number* params, size_t count, Failure& failure, Function function) const;
   template <class Number>

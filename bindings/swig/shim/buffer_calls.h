@@ -9,21 +9,28 @@
 
 namespace megadp {
 
-inline Buffer* Buffer::registered(mdp_comm* comm, mdp_grid* grid, const Params& params, const BufferOptions& options, Failure& failure) {
+inline Buffer* Buffer::registered(mdp_comm* comm, mdp_grid* grid, const std::shared_ptr<Operations>& operations, const Params& params,
+                                  const BufferOptions& options, Failure& failure) {
   mdp_buffer_config config;
   if (failure.failed() || !options.describe(&config, failure) || !params.have_names(failure)) return nullptr;
   const std::vector<mdp_param> list = params.describe();
   mdp_buffer* buffer = nullptr;
   if (!failure.take(mdp_buffer_register(comm, grid, &config, list.data(), list.size(), &buffer))) return nullptr;
-  return new Buffer(buffer, params);
+  return new Buffer(buffer, params, operations);
 }
 
 inline Buffer* Buffer::create(const Comm& comm, const Params& params, const BufferOptions& options, Failure& failure) {
-  return guarded(failure, [&] { return registered(comm.handle().use(failure).get(), nullptr, params, options, failure); });
+  return guarded(failure, [&] {
+    const auto group = comm.handle().use_collectively(failure);
+    return registered(group.get(), nullptr, comm.handle().operations(), params, options, failure);
+  });
 }
 
 inline Buffer* Buffer::create_on(const Grid& grid, const Params& params, const BufferOptions& options, Failure& failure) {
-  return guarded(failure, [&] { return registered(nullptr, grid.handle().use(failure).get(), params, options, failure); });
+  return guarded(failure, [&] {
+    const auto cut = grid.handle().use_collectively(failure);
+    return registered(nullptr, cut.get(), grid.handle().operations(), params, options, failure);
+  });
 }
 
 inline bool Buffer::has(long long param, Failure& failure) const {
@@ -40,7 +47,7 @@ inline long long Buffer::elements(long long param, Failure& failure) const {
 }
 
 inline bool Buffer::sync_slice(Failure& failure) {
-  const auto buffer = buffer_->use(failure);
+  const auto buffer = buffer_->use_collectively(failure);
   if (!buffer) return true;
   leases_->end_all();
   // Until the step it is the same sync, however often it is asked for. A request that is kept could be one of the step before, which its
@@ -52,10 +59,10 @@ inline bool Buffer::sync_slice(Failure& failure) {
   return finished;
 }
 
-inline bool Buffer::broadcast_slice(int root, Failure& failure) {
+inline bool Buffer::broadcast_slice(int root, bool again, Failure& failure) {
   const auto buffer = buffer_->use(failure);
   const auto begin = [&](mdp_request** request) { return mdp_buffer_broadcast(buffer.get(), root, request); };
-  return !buffer || broadcast_.wait(failure, begin, root);
+  return !buffer || broadcast_.wait(*buffer_->operations(), again, failure, begin, root);
 }
 
 // The request that begin(buffer, &request) makes.
@@ -63,7 +70,7 @@ template <class Begin>
 Request* Buffer::start(Failure& failure, Begin begin) const {
   return guarded(failure, [&]() -> Request* {
     mdp_request* request = nullptr;
-    const auto buffer = buffer_->use(failure);
+    const auto buffer = buffer_->use_collectively(failure);
     return buffer ? Request::own(begin(buffer.get(), &request), request, failure) : nullptr;
   });
 }
@@ -92,13 +99,13 @@ void Buffer::call_on(const Number* params, size_t count, Failure& failure, Funct
       }
       listed[i] = static_cast<size_t>(index);
     }
-    call(failure, [&](auto* buffer) { return function(buffer, listed.data(), count); });
+    collective(failure, [&](auto* buffer) { return function(buffer, listed.data(), count); });
   });
 }
 
 inline double Buffer::grad_norm(Failure& failure) const {
   double norm = 0;
-  call(failure, [&](auto* buffer) { return mdp_grad_norm(buffer, nullptr, 0, &norm); });
+  collective(failure, [&](auto* buffer) { return mdp_grad_norm(buffer, nullptr, 0, &norm); });
   return norm;
 }
 
@@ -115,7 +122,7 @@ inline mdp_status summarize(mdp_buffer* buffer, const size_t* sets, GradSummary*
 
 inline GradSummary Buffer::grad_summary(Failure& failure) const {
   GradSummary summary;
-  call(failure, [&](auto* buffer) { return summarize(buffer, nullptr, &summary); });
+  collective(failure, [&](auto* buffer) { return summarize(buffer, nullptr, &summary); });
   return summary;
 }
 
@@ -294,7 +301,7 @@ inline Range Buffer::owned(long long number, Failure& failure) const {
 inline std::vector<int32_t> Buffer::order_of_use(size_t count, Failure& failure) const {
   return guarded(failure, [&] {
     std::vector<int32_t> order(count);
-    call(failure, [&](auto* buffer) { return mdp_buffer_use_order(buffer, order.data(), count); });
+    collective(failure, [&](auto* buffer) { return mdp_buffer_use_order(buffer, order.data(), count); });
     return order;
   });
 }
@@ -319,6 +326,7 @@ inline void Buffer::read(long long param, DType dtype, unsigned char* to, long l
 
 inline void Buffer::write(long long param, DType dtype, const unsigned char* from, long long from_bytes, Failure& failure) {
   Operand source(dtype, from, from_bytes, "from", failure);
+  ++*buffer_->operations();  // what a broadcast that comes next sends is new
   copy(param, &source, failure, [](auto* buffer, size_t at, auto* tensor) { return mdp_param_write(buffer, at, tensor, nullptr); });
 }
 

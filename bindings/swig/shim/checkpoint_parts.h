@@ -160,7 +160,7 @@ class CheckpointParts {
   std::vector<mdp_checkpoint_part> use(std::vector<std::shared_ptr<void>>* used, Failure& failure) const {
     std::vector<mdp_checkpoint_part> parts;
     for (const Part& each : parts_) {
-      const auto buffer = each.buffer->use(failure);
+      const auto buffer = each.buffer->use_collectively(failure);
       const auto optimizer = buffer && each.optimizer ? each.optimizer->use_collectively(failure) : nullptr;
       if (failure.failed()) break;
       mdp_checkpoint_part part{};

@@ -91,9 +91,10 @@ class Comm {
   int world_rank(int rank, Failure& failure) const {
     return ask([rank](const mdp_comm* comm) { return mdp_comm_world_rank(comm, rank); }, failure);
   }
-  /// Over when all ranks have called it. barrier_slice begins that or goes on waiting, for at most 50 ms, and says whether it has finished;
-  /// start_barrier returns at once. Collective.
-  bool barrier_slice(Failure& failure);
+  /// Over when all ranks have called it. barrier_slice begins that, or goes on waiting if `again`, for at most 50 ms, and says whether
+  /// it has finished; what an interrupted call has left is gone on with if no other operation was begun on this communicator, or on what is
+  /// made on it, and no parameters were written, since. start_barrier returns at once. Collective.
+  bool barrier_slice(bool again, Failure& failure);
   Request* start_barrier(Failure& failure);
   /// Ranks that give the same color (0 or more) form a communicator, ordered by key; nothing is returned where color is negative.
   /// Collective.
@@ -146,7 +147,7 @@ class Comm {
 #endif
 
 #ifndef SWIG
-  explicit Comm(mdp_comm* comm) : comm_("Comm", comm, mdp_comm_destroy) {}
+  explicit Comm(mdp_comm* comm) : comm_("Comm", comm, mdp_comm_destroy, std::make_shared<Operations>(0)) {}
   const Handle<mdp_comm>& handle() const {
     return comm_;
   }

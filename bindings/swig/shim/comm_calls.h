@@ -56,7 +56,7 @@ inline Comm* Comm::split(long long color, long long key, Failure& failure) {
     return nullptr;
   }
   return guarded(failure, [&]() -> Comm* {
-    const auto comm = comm_.use(failure);
+    const auto comm = comm_.use_collectively(failure);
     mdp_comm* part = nullptr;
     if (!comm || !failure.take(mdp_comm_split(comm.get(), static_cast<int32_t>(color), static_cast<int32_t>(key), &part)) ||
         part == nullptr)
@@ -65,15 +65,16 @@ inline Comm* Comm::split(long long color, long long key, Failure& failure) {
   });
 }
 
-inline bool Comm::barrier_slice(Failure& failure) {
+inline bool Comm::barrier_slice(bool again, Failure& failure) {
   const auto comm = comm_.use(failure);
-  return !comm || barrier_.wait(failure, [&](mdp_request** request) { return mdp_barrier(comm.get(), request); });
+  const auto begin = [&](mdp_request** request) { return mdp_barrier(comm.get(), request); };
+  return !comm || barrier_.wait(*comm_.operations(), again, failure, begin);
 }
 
 inline Request* Comm::start_barrier(Failure& failure) {
   return guarded(failure, [&]() -> Request* {
     mdp_request* request = nullptr;
-    const auto comm = comm_.use(failure);
+    const auto comm = comm_.use_collectively(failure);
     return comm ? Request::own(mdp_barrier(comm.get(), &request), request, failure) : nullptr;
   });
 }
@@ -102,7 +103,7 @@ void on_memory(const Handle<mdp_comm>& handle, DType dtype, const unsigned char*
                long long to_bytes, Failure& failure, Collective collective) {
   const Operand source(dtype, from, from_bytes, "from", failure), target(dtype, to, to_bytes, "to", failure);
   if (failure.failed()) return;
-  if (const auto comm = handle.use(failure)) failure.take(collective(comm.get(), source.get(), target.get()));
+  if (const auto comm = handle.use_collectively(failure)) failure.take(collective(comm.get(), source.get(), target.get()));
 }
 
 // The same on numbers: `count` of them come out, beginning as a copy of `values`.
@@ -114,7 +115,7 @@ std::vector<double> on_numbers(const Handle<mdp_comm>& handle, const std::vector
     result.resize(count);
     const Operand source(DType::F64, values.data(), byte_count(values), "values", failure);
     const Operand target(DType::F64, result.data(), byte_count(result), "result", failure);
-    const auto comm = handle.use(failure);
+    const auto comm = handle.use_collectively(failure);
     // Without memory where it fails: several languages jump over what would free it.
     if (!comm || !failure.take(collective(comm.get(), source.get(), target.get()))) return std::vector<double>();
     return result;
@@ -183,13 +184,13 @@ inline void Comm::all_to_all_v(DType dtype, const unsigned char* from, long long
 inline void Comm::send(DType dtype, const unsigned char* from, long long from_bytes, int rank, Failure& failure) {
   const Operand source(dtype, from, from_bytes, "from", failure);
   if (failure.failed()) return;
-  if (const auto comm = comm_.use(failure)) failure.take(mdp_send(comm.get(), source.get(), rank, nullptr, nullptr));
+  if (const auto comm = comm_.use_collectively(failure)) failure.take(mdp_send(comm.get(), source.get(), rank, nullptr, nullptr));
 }
 
 inline void Comm::recv(DType dtype, unsigned char* to, long long to_bytes, int rank, Failure& failure) {
   const Operand target(dtype, to, to_bytes, "to", failure);
   if (failure.failed()) return;
-  if (const auto comm = comm_.use(failure)) failure.take(mdp_recv(comm.get(), target.get(), rank, nullptr, nullptr));
+  if (const auto comm = comm_.use_collectively(failure)) failure.take(mdp_recv(comm.get(), target.get(), rank, nullptr, nullptr));
 }
 
 inline void Comm::send_recv(DType dtype, const unsigned char* from, long long from_bytes, int to_rank, unsigned char* to,

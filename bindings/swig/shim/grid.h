@@ -39,10 +39,10 @@ class Grid {
   /// Collective over the world, with equal options.
   static Grid* create(const Comm& world, const GridOptions& options, Failure& failure) {
     return guarded(failure, [&]() -> Grid* {
-      const auto comm = world.handle().use(failure);
+      const auto comm = world.handle().use_collectively(failure);
       const mdp_grid_config config = options.config();
       mdp_grid* grid = nullptr;
-      return comm && failure.take(mdp_grid_create(comm.get(), &config, &grid)) ? new Grid(grid) : nullptr;
+      return comm && failure.take(mdp_grid_create(comm.get(), &config, &grid)) ? new Grid(grid, world.handle().operations()) : nullptr;
     });
   }
 
@@ -53,7 +53,7 @@ class Grid {
   /// The communicator of that group. Collective over the world the first time.
   Comm* comm(int axes, Failure& failure) const {
     return guarded(failure, [&]() -> Comm* {
-      const auto grid = grid_.use(failure);
+      const auto grid = grid_.use_collectively(failure);
       mdp_comm* group = nullptr;
       return grid && failure.take(mdp_grid_comm(grid.get(), static_cast<uint32_t>(axes), &group)) ? new Comm(group) : nullptr;
     });
@@ -72,7 +72,7 @@ class Grid {
   bool closed() const { return grid_.closed(); }
 
 #ifndef SWIG
-  explicit Grid(mdp_grid* grid) : grid_("Grid", grid, mdp_grid_destroy) {}
+  Grid(mdp_grid* grid, const std::shared_ptr<Operations>& operations) : grid_("Grid", grid, mdp_grid_destroy, operations) {}
   const Handle<mdp_grid>& handle() const {
     return grid_;
   }

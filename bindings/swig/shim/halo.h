@@ -178,7 +178,8 @@ class Halo {
   }
 
 #ifndef SWIG
-  Halo(mdp_halo* halo, const HaloOptions& options) : halo_("Halo", halo, mdp_halo_destroy), options_(options) {}
+  Halo(mdp_halo* halo, const HaloOptions& options, const std::shared_ptr<Operations>& operations)
+      : halo_("Halo", halo, mdp_halo_destroy, operations), options_(options) {}
 #endif
 
  private:

@@ -8,12 +8,12 @@ namespace megadp {
 
 inline Halo* Halo::create(const Comm& comm, const HaloOptions& options, Failure& failure) {
   return guarded(failure, [&]() -> Halo* {
-    const auto group = comm.handle().use(failure);
+    const auto group = comm.handle().use_collectively(failure);
     if (!group || !not_negative("fields", options.fields, failure) || !not_negative("arrays", options.arrays, failure)) return nullptr;
     if (!options.fits(failure)) return nullptr;
     const mdp_halo_config config = options.config();
     mdp_halo* halo = nullptr;
-    return failure.take(mdp_halo_create(group.get(), &config, &halo)) ? new Halo(halo, options) : nullptr;
+    return failure.take(mdp_halo_create(group.get(), &config, &halo)) ? new Halo(halo, options, comm.handle().operations()) : nullptr;
   });
 }
 
@@ -28,7 +28,7 @@ inline View* Halo::array(long long index, Failure& failure) const {
 }
 
 inline void Halo::run(const std::vector<mdp_tensor>& fields, bool backward, bool finishes, Failure& failure) const {
-  const auto halo = halo_.use(failure);
+  const auto halo = halo_.use_collectively(failure);
   if (!halo) return;
   if (!failure.take(mdp_halo_start(halo.get(), fields.data(), fields.size(), backward ? MDP_HALO_BACKWARD : 0, nullptr))) return;
   if (finishes) failure.take(mdp_halo_finish(halo.get(), nullptr));
@@ -48,7 +48,7 @@ inline void Halo::start(long long first, bool backward, Failure& failure) const 
 }
 
 inline void Halo::finish(Failure& failure) const {
-  if (const auto halo = halo_.use(failure)) failure.take(mdp_halo_finish(halo.get(), nullptr));
+  if (const auto halo = halo_.use_collectively(failure)) failure.take(mdp_halo_finish(halo.get(), nullptr));
 }
 
 inline void Halo::exchange(unsigned char* field, long long field_bytes, bool backward, Failure& failure) const {

@@ -83,10 +83,10 @@ class Optimizer {
       OptimizerOptions::Described described;
       mdp_optimizer_config config;
       if (!options.describe(buffer.leases()->size(), &described, &config, failure)) return nullptr;
-      const auto registered = buffer.handle()->use(failure);
+      const auto registered = buffer.handle()->use_collectively(failure);
       mdp_optimizer* optimizer = nullptr;
       if (!registered || !failure.take(mdp_optimizer_create(registered.get(), &config, &optimizer))) return nullptr;
-      return new Optimizer(optimizer, buffer.leases());
+      return new Optimizer(optimizer, buffer.handle()->operations(), buffer.leases());
     });
   }
 
@@ -243,8 +243,8 @@ class Optimizer {
   bool closed() const { return optimizer_->closed(); }
 
 #ifndef SWIG
-  Optimizer(mdp_optimizer* optimizer, std::shared_ptr<Leases> leases)
-      : optimizer_(std::make_shared<OptimizerHandle>(optimizer)), leases_(std::move(leases)) {}
+  Optimizer(mdp_optimizer* optimizer, const std::shared_ptr<Operations>& operations, std::shared_ptr<Leases> leases)
+      : optimizer_(std::make_shared<OptimizerHandle>(optimizer, operations)), leases_(std::move(leases)) {}
   const std::shared_ptr<OptimizerHandle>& handle() const {
     return optimizer_;
   }

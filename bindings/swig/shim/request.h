@@ -42,23 +42,26 @@ class Request {
 
 #ifndef SWIG
 
-// One operation that a caller waits for in slices, by calling again.
+// One operation that a caller waits for in slices: all but the first slice of one call are asked for `again`.
 class Sliced {
  public:
-  // Goes on waiting for what an earlier call began, for at most 50 ms, or begins it by begin(&request); whether it has finished. If `which`
-  // is another operation than the earlier call's, that is left to itself.
+  // Goes on waiting for what an earlier slice began, for at most 50 ms, or begins it by begin(&request); whether it has finished. A call
+  // that an interrupt ended leaves it pending. The next call goes on with it if nothing else was begun since, as `operations` counts, and
+  // `which` is the same; otherwise the ranks would be off by one from then on, and it is left to itself.
   template <class Begin>
-  bool wait(Failure& failure, Begin begin, int which = 0) {
+  bool wait(Operations& operations, bool again, Failure& failure, Begin begin, int which = 0) {
     std::shared_ptr<mdp_request> request;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      if (!pending_ || which != which_) {
+      if (!pending_ || (!again && (which != which_ || operations != count_))) {
         mdp_request* begun = nullptr;
+        ++operations;
         if (!failure.take(begin(&begun)) || begun == nullptr) return true;
         guarded(failure, [&] { pending_.reset(begun, mdp_request_free); });
         if (failure.failed()) return true;
         which_ = which;
       }
+      count_ = operations;  // also after a slice: what a signal's handler begins in the midst of a call
       request = pending_;
     }
     const bool finished = Request::wait_slice(request.get(), failure) || failure.failed();
@@ -71,6 +74,7 @@ class Sliced {
   std::mutex mutex_;
   std::shared_ptr<mdp_request> pending_;
   int which_ = 0;
+  unsigned long long count_ = 0;
 };
 
 #endif

@@ -38,16 +38,18 @@ struct StepReport {
 // any moment and on any thread: so it only says so, and the next collective call finishes that step, as failed.
 class OptimizerHandle {
  public:
-  explicit OptimizerHandle(mdp_optimizer* optimizer) : handle_("Optimizer", optimizer, mdp_optimizer_destroy) {}
+  OptimizerHandle(mdp_optimizer* optimizer, const std::shared_ptr<Operations>& operations)
+      : handle_("Optimizer", optimizer, mdp_optimizer_destroy, operations) {}
 
   std::shared_ptr<mdp_optimizer> use(Failure& failure) const { return handle_.use(failure); }
   std::shared_ptr<mdp_optimizer> use_collectively(Failure& failure) {
-    auto optimizer = handle_.use(failure);
+    auto optimizer = handle_.use_collectively(failure);
     // That it fails is what is wanted; where it has another reason, the call that follows fails for that.
     if (optimizer && dropped_.exchange(false)) mdp_optimizer_step_finish(optimizer.get(), 1, nullptr, nullptr);
     return optimizer;
   }
   void dropped() { dropped_ = true; }
+  Operations& operations() { return *handle_.operations(); }
   void close() { handle_.close(); }
   bool closed() const { return handle_.closed(); }
 
@@ -215,6 +217,7 @@ class Step {
     if (!is_open(failure)) return StepReport();
     open_ = false;
     end_lease();
+    ++leader_->operations();
     failure.take(mdp_optimizer_step_finish(optimizers_->front().get(), failed, &report, nullptr));
     optimizers_.reset();
     return StepReport::of(report);

@@ -230,8 +230,8 @@ class TpLinear {
 #endif
 
 #ifndef SWIG
-  TpLinear(mdp_tp_linear* linear, const TpLinearOptions& options, int ranks, bool in_buffer)
-      : linear_("TpLinear", linear, mdp_tp_linear_destroy), options_(options), ranks_(ranks), in_buffer_(in_buffer) {}
+  TpLinear(mdp_tp_linear* linear, const TpLinearOptions& options, int ranks, bool in_buffer, const std::shared_ptr<Operations>& operations)
+      : linear_("TpLinear", linear, mdp_tp_linear_destroy, operations), options_(options), ranks_(ranks), in_buffer_(in_buffer) {}
 #endif
 
  private:

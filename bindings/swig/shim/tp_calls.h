@@ -52,10 +52,10 @@ inline std::vector<int64_t> TpLinear::weight_shape() const {
 // ── layers ──
 
 inline TpLinear* TpLinear::created(const Comm& comm, mdp_tp_linear_config config, const TpLinearOptions& options, Failure& failure) {
-  const auto group = comm.handle().use(failure);
+  const auto group = comm.handle().use_collectively(failure);
   mdp_tp_linear* linear = nullptr;
   if (!group || !failure.take(mdp_tp_linear_create(group.get(), &config, &linear))) return nullptr;
-  return new TpLinear(linear, options, mdp_comm_size(group.get()), config.buffer != nullptr);
+  return new TpLinear(linear, options, mdp_comm_size(group.get()), config.buffer != nullptr, comm.handle().operations());
 }
 
 inline TpLinear* TpLinear::create(const Comm& comm, const TpLinearOptions& options, Failure& failure) {
@@ -84,7 +84,7 @@ inline TpSaved* TpLinear::run(const Piece& input, const Piece& weight, const Pie
     const TpOperand y(output.data, dtype(), output.bytes, output.argument, rows(output, output_features()), failure);
     if (failure.failed()) return nullptr;
     mdp_tp_saved* saved = nullptr;
-    const auto linear = linear_.use(failure);
+    const auto linear = linear_.use_collectively(failure);
     if (!linear) return nullptr;
     failure.take(mdp_tp_linear_fwd(linear.get(), x.get(), w.get(), b.get(), y.get(), nullptr, saves ? &saved : nullptr));
     return saved != nullptr ? new TpSaved(saved) : nullptr;
@@ -102,7 +102,7 @@ inline void TpLinear::run_back(mdp_tp_saved* saved, const Piece& input, const Pi
     const TpOperand grad_weight(dw.data, DType::F32, dw.bytes, dw.argument, weight_shape(), failure);
     const TpOperand grad_bias(db.data, DType::F32, db.bytes, db.argument, {local_out()}, failure);
     if (failure.failed()) return;
-    if (const auto linear = linear_.use(failure)) {
+    if (const auto linear = linear_.use_collectively(failure)) {
       failure.take(mdp_tp_linear_bwd(linear.get(), saved, x.get(), w.get(), grad_output.get(), grad_input.get(), grad_weight.get(),
                                      grad_bias.get(), add ? MDP_GRAD_ADD : 0, nullptr));
     }
@@ -192,7 +192,7 @@ inline std::vector<int64_t> shape_of_output(const TpRegionOptions& options, cons
 template <class Work>
 void with_region(const Comm& comm, const TpRegionOptions& options, Failure& failure, Work work) {
   guarded(failure, [&] {
-    const auto group = comm.handle().use(failure);
+    const auto group = comm.handle().use_collectively(failure);
     if (!group) return;
     const int rank = mdp_comm_rank(group.get()), ranks = mdp_comm_size(group.get());
     const auto list = [&](const Counts& counts, const char* argument) {

@@ -30,7 +30,7 @@ inline void TensorParallel::embedding_forward(const Comm& comm, const TpEmbeddin
                                               long long ids_bytes, const unsigned char* weight, long long weight_bytes,
                                               unsigned char* output, long long output_bytes, Failure& failure) {
   guarded(failure, [&] {
-    const auto group = comm.handle().use(failure);
+    const auto group = comm.handle().use_collectively(failure);
     if (!group) return;
     const mdp_tp_embedding_config config = options.config();
     const DType dtype = f32_unless(options.dtype);
@@ -45,7 +45,7 @@ inline void TensorParallel::embedding_backward(const Comm& comm, const TpEmbeddi
                                                long long ids_bytes, const unsigned char* grad_output, long long grad_output_bytes,
                                                unsigned char* grad_weight, long long grad_weight_bytes, bool add, Failure& failure) {
   guarded(failure, [&] {
-    const auto group = comm.handle().use(failure);
+    const auto group = comm.handle().use_collectively(failure);
     if (!group) return;
     const mdp_tp_embedding_config config = options.config();
     const TpOperand rows(ids, DType::I64, ids_bytes, "ids", {count_in(ids_bytes, DType::I64)}, failure);
@@ -67,7 +67,7 @@ inline void TensorParallel::cross_entropy_forward(const Comm& comm, const TpCros
                                                   unsigned char* losses, long long losses_bytes, unsigned char* saved,
                                                   long long saved_bytes, Failure& failure) {
   guarded(failure, [&] {
-    const auto group = comm.handle().use(failure);
+    const auto group = comm.handle().use_collectively(failure);
     if (!group) return;
     const mdp_tp_cross_entropy_config config = options.config();
     const int64_t tokens = count_in(targets_bytes, DType::I64);
@@ -86,7 +86,7 @@ inline void TensorParallel::cross_entropy_backward(const Comm& comm, const TpCro
                                                    long long grad_losses_bytes, unsigned char* grad_logits, long long grad_logits_bytes,
                                                    Failure& failure) {
   guarded(failure, [&] {
-    const auto group = comm.handle().use(failure);
+    const auto group = comm.handle().use_collectively(failure);
     if (!group) return;
     const mdp_tp_cross_entropy_config config = options.config();
     const DType dtype = f32_unless(options.dtype);

@@ -30,9 +30,11 @@ def expected(count):
 
 class Language:
     """What the tests below have in common; `name` is build.py's. `alone` waits inside the library for a rank that never comes, until a signal
-    ends that by the language's own means; languages without one have no way to ask for signals."""
+    ends that by the language's own means; languages without one have no way to ask for signals. `late` is of two ranks: rank 0's barrier and
+    broadcast end so before rank 1 comes."""
     name = ""
     alone = None
+    late = None
 
     def built(self):
         """The folder that the language's module is in."""
@@ -50,6 +52,16 @@ class Language:
         env = ranks.environment(MEGADP_MODULE=folder, **self.environment(folder))
         ended = ranks.run([*self.command(folder)[:-1], *self.alone], env=env)
         self.assertEqual((ended.stdout, ended.returncode), ("interrupted\n", 0), ended.stderr)
+
+    def test_what_an_interrupt_left(self):
+        """The same call goes on with it at once; after another operation it is a new one."""
+        if self.late is None:
+            return
+        folder = self.built()
+        with tempfile.TemporaryDirectory() as empty:
+            env = ranks.environment(MEGADP_FLAG=os.path.join(empty, "flag"), **self.environment(folder))
+            ended = ranks.run_ranks(2, [*self.command(folder)[:-1], *self.late], env=env)
+        self.assertEqual(ranks.check_ended(self, ended), "on, then anew\n" * 2)
 
     def command(self, folder):
         raise NotImplementedError
@@ -117,6 +129,43 @@ rescue Interrupt
   puts "interrupted"
 end
 """)
+    late = ("-r", "timeout", "-r", "megadp", "-e", """
+options = Megadp::CommOptions.new
+options.timeout_seconds = 30
+comm = Megadp::Comm.create(options)
+params = Megadp::Params.new
+params.add(Megadp::Param.new("w"))
+buffer = Megadp::Buffer.create(comm, params, Megadp::BufferOptions.new)
+first = comm.rank == 0
+[-> { comm.barrier }, -> { buffer.broadcast(0) }].each_with_index do |call, which|
+  [false, true].each do |other|
+    flag = "#{ENV["MEGADP_FLAG"]} #{which} #{other}"
+    if first
+      begin
+        Timeout.timeout(0.1) { call.call }
+        abort "not interrupted"
+      rescue Timeout::Error
+        File.write(flag, "")
+      end
+    else
+      sleep 0.01 until File.exist?(flag)
+    end
+    call.call unless first && other
+    next unless other
+    comm.all_reduce([1], Megadp::Op_SUM)
+    if first
+      buffer.write(0, [7 + which])
+    else
+      sleep 0.2
+      File.write(flag + " over", "")
+    end
+    call.call
+    abort "the barrier was over before rank 1 came" if first && which == 0 && !File.exist?(flag + " over")
+    abort "an older value" if !first && which == 1 && buffer.read(0).to_a != [8]
+  end
+end
+puts "on, then anew"
+""")
 
     def command(self, folder):
         return ["ruby", "-I", folder, os.path.join(PROGRAMS, "smoke.rb")]
@@ -133,6 +182,43 @@ $SIG{ALRM} = sub { $came++ ? die "enough\n" : alarm 1 };
 alarm 1;
 eval { megadp::Comm::create($options); 1 } and die "not interrupted";
 print "interrupted\n" if $@ eq "enough\n" && $came == 2;
+""")
+    late = ("-e", """
+use megadp;
+use Time::HiRes qw(alarm sleep);
+my ($options, $params) = (megadp::CommOptions->new, megadp::Params->new);
+$options->{timeout_seconds} = 30;
+my $comm = megadp::Comm::create($options);
+$params->add(megadp::Param->new("w"));
+my $buffer = megadp::Buffer::create($comm, $params, megadp::BufferOptions->new);
+my $first = $comm->rank == 0;
+my @calls = (sub { $comm->barrier }, sub { $buffer->broadcast(0) });
+sub mark { open my $file, ">", $_[0] or die $! }
+for my $which (0, 1) {
+  for my $other (0, 1) {
+    my ($call, $flag) = ($calls[$which], "$ENV{MEGADP_FLAG} $which $other");
+    if ($first) {
+      eval { local $SIG{ALRM} = sub { die "late\n" }; alarm 0.1; $call->(); 1 } and die "not interrupted";
+      die $@ if $@ ne "late\n";
+      mark($flag);
+    } else {
+      sleep 0.01 until -e $flag;
+    }
+    $call->() unless $first && $other;
+    next unless $other;
+    $comm->all_reduce([1], $megadp::Op_SUM);
+    if ($first) {
+      $buffer->write(0, [7 + $which]);
+    } else {
+      sleep 0.2;
+      mark("$flag over");
+    }
+    $call->();
+    die "the barrier was over before rank 1 came" if $first && $which == 0 && !-e "$flag over";
+    die "an older value" if !$first && $which == 1 && $buffer->read(0)->[0] != 8;
+  }
+}
+print "on, then anew\n";
 """)
 
     def command(self, folder):
@@ -164,6 +250,23 @@ foreach call {{megadp::Comm_rank [megadp::Comm_split $comm -1 0]} {megadp::Comm_
         ended = ranks.run(["tclsh"], input=program, env=ranks.environment(MEGADP_MODULE=folder))
         self.assertEqual(ended.stdout, "1 self of Comm_rank is NULL; it must be a megadp::Comm\n"
                          "1 values of Comm_all_reduce is NULL; it must be a std::vector< double >\n", ended.stderr)
+
+
+    def test_home(self):
+        """As in Tcl's own commands "~" is a home directory."""
+        folder = self.built()
+        program = '''load [file join $env(MEGADP_MODULE) megadp.so] Megadp
+set env(HOME) $env(MEGADP_CHECKPOINTS)
+set comm [megadp::Comm_create [megadp::CommOptions options]]
+megadp::Params params
+params add [megadp::Param param w]
+set buffer [megadp::Buffer_create $comm params [megadp::BufferOptions bufferOptions]]
+set optimizer [megadp::Optimizer_create $buffer [megadp::OptimizerOptions optimizerOptions]]
+megadp::Checkpoint_save ~/run $buffer $optimizer [megadp::CheckpointOptions about]
+puts "[file exists ~/run] [catch {megadp::Checkpoint_verify ~nobody-here/run} said] $said"'''
+        with tempfile.TemporaryDirectory() as empty:
+            ended = ranks.run(["tclsh"], input=program, env=ranks.environment(MEGADP_MODULE=folder, MEGADP_CHECKPOINTS=empty))
+        self.assertEqual(ended.stdout, '1 1 user "nobody-here" doesn\'t exist\n', ended.stderr)
 
 
 class Csharp(Language, unittest.TestCase):
@@ -236,6 +339,10 @@ tryCatch(Comm_create(options), interrupt = function(condition) cat("interrupted\
     def test_numbers(self):
         """64 bits; what is not whole is refused."""
         self.program("arguments.R", [1], "numbers\n", "numbers")
+
+    def test_texts(self):
+        """What is not one text is refused; "~" is expanded."""
+        self.program("arguments.R", [1], "texts\n", "texts")
 
 
 if __name__ == "__main__":

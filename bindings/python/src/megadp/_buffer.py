@@ -237,7 +237,8 @@ class Buffer(Closable):
         return Tensor(out, lease), bool(first.value)
 
     def release(self, param: Which) -> None:
-        """Gives back what acquire lent, as if nothing had been written. Local. Raises MegaDPError: STATE (it was not lent)."""
+        """Gives back what acquire lent: if it was to be written, as if nothing had been; what was added to another stays in it. Local.
+        Raises MegaDPError: STATE (it was not lent)."""
         self._call(lib.mdp_grad_release, self._number(param))
 
     def ready(self, param: Which, *, stream: int = 0) -> None:

@@ -11,6 +11,7 @@ use crate::request::Request;
 use crate::sync::ToStep;
 use crate::sys;
 use std::ffi::{CStr, CString};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr;
 use std::sync::Arc;
 
@@ -304,8 +305,8 @@ impl Optimizer {
     }
 
     /// Evaluates on the averages: they are the parameters while `evaluate` runs, rounded, on all ranks; then what was there before is again,
-    /// bit for bit. Meanwhile gradients, steps and checkpoints are refused in all of the buffer. Where `evaluate` panics the averages stay,
-    /// until [`Optimizer::swap_average`]. Collective at both ends, blocking.
+    /// bit for bit. Meanwhile gradients, steps and checkpoints are refused in all of the buffer. Also where `evaluate` panics what was
+    /// there before is put back, as far as the communicator lives. Collective at both ends, blocking.
     ///
     /// # Errors
     /// As [`Optimizer::swap_average`].
@@ -322,9 +323,13 @@ impl Optimizer {
     /// ```
     pub fn averaged<R>(&mut self, buffer: &mut Buffer, evaluate: impl FnOnce(&Buffer) -> R) -> Result<R> {
         self.swap_average(buffer)?;
-        let answer = evaluate(buffer);
-        self.swap_average(buffer)?;
-        Ok(answer)
+        // What the closure borrows is as any panic leaves it; the buffer it only reads.
+        let answer = catch_unwind(AssertUnwindSafe(|| evaluate(buffer)));
+        let back = self.swap_average(buffer);
+        match answer {
+            Ok(answer) => back.map(|()| answer),
+            Err(panic) => resume_unwind(panic), // where that failed, the next training call says that the averages are still there
+        }
     }
 
     /// Puts the averages in the place of this optimizer's parameters, or what was there before back; see [`Optimizer::averaged`]. Collective,

@@ -7,6 +7,7 @@ use megadp::{
     Sharding, StateKind, StepOptions,
 };
 use ranks::{alone, register, small, threads};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 const RULES: [Rule; 6] = [Rule::AdamW, Rule::Adam, Rule::Sgd, Rule::SgdMomentum, Rule::SgdNesterov, Rule::Lion];
 const STEPS: u64 = 20;
@@ -396,6 +397,9 @@ fn averages_take_the_place_of_parameters_and_leave_it() {
             });
             assert_eq!((averaged.unwrap(), read(&buffer)), ([2.75; 4], [8.0; 4]));
             assert!(optimizer.state(&buffer, 0, StateKind::Average).unwrap().iter().all(|average| *average == 2.75));
+            let caught = catch_unwind(AssertUnwindSafe(|| optimizer.averaged(&mut buffer, |_| panic!("on purpose"))));
+            assert_eq!((caught.is_err(), read(&buffer)), (true, [8.0; 4]));
+            buffer.gradients().put(0, &[0f32; 4]).unwrap();
             let mut plain = Optimizer::builder().create(&buffer).unwrap();
             assert_eq!(plain.averaged(&mut buffer, |_| ()).unwrap_err().code, Code::State);
         });

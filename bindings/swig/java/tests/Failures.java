@@ -558,7 +558,34 @@ public final class Failures {
         request.await();
       }
       System.out.println("passed");
+      left(comm);
     }
+  }
+
+  /** After another operation a barrier is a new one, whatever rank 0's thread was interrupted in. */
+  static void left(Comm comm) throws Exception {
+    java.nio.file.Path flag = Paths.get(System.getenv("FAILURES_FLAG"));
+    if (comm.rank() == 0) {
+      Thread.currentThread().interrupt();
+      try {
+        comm.barrier();
+        throw new AssertionError("not interrupted"); // the other rank comes only after the next line
+      } catch (InterruptedException expected) {
+        Files.createFile(flag);
+      }
+    } else {
+      while (!Files.exists(flag)) {
+        Thread.sleep(5);
+      }
+      comm.barrier();
+    }
+    comm.allReduce(new float[] {1}, Op.SUM);
+    if (comm.rank() == 1) {
+      Thread.sleep(200);
+      Files.delete(flag);
+    }
+    comm.barrier();
+    check(!Files.exists(flag), "the barrier is over when both ranks have come");
   }
 
   /** With three ranks: parts and their numbers in the world, and a buffer on a part, whose names and values are its own. */

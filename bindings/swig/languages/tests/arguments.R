@@ -132,6 +132,27 @@ parts$numbers <- function(comm) {
   stopifnot(is.double(seed), !is.na(seed))
 }
 
+# One text, all of it; and "~" as elsewhere in R.
+parts$texts <- function(comm) {
+  model <- made(comm, 3)
+  options <- CheckpointOptions()
+  refused("name of new_Param is a vector of length 2; it must be one text", function() Param(c("w", "v")))
+  refused("name of Buffer_find is NA", function() Buffer_find(model$buffer, NA_character_))
+  refused("rank_data of CheckpointOptions_rank_data_set is of type raw", function() options$rank_data <- serialize(1:3, NULL))
+  refused("rawToChar(serialize(x, NULL, ascii = TRUE))", function() options$shared_data <- as.raw(1:3))
+  for (none in list(NULL, 58, TRUE, character(0), list("a"), factor("a"))) {
+    refused("name of new_Param is ", function() Param(none))
+  }
+  options$rank_data <- rawToChar(serialize(list(epoch = 3), NULL, ascii = TRUE))
+  home <- Sys.getenv("MEGADP_CHECKPOINTS")
+  Sys.setenv(HOME = home)
+  Checkpoint_save("~/run", model$buffer, model$optimizer, options)
+  stopifnot(dir.exists(file.path(home, "run")))
+  stopifnot(identical(unserialize(charToRaw(Checkpoint_data("~/run", 0))), list(epoch = 3)))
+  Checkpoint_export_model("~/run", "~/model.safetensors", 0)
+  stopifnot(file.exists(file.path(home, "model.safetensors")))
+}
+
 part <- commandArgs(TRUE)[1]
 parts[[part]](Comm_create(CommOptions()))
 cat(part, "\n", sep = "")
