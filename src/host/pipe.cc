@@ -206,8 +206,9 @@ Status Sync::look_around(const std::vector<int>& missing, const Describe& during
 }
 
 Status Sync::timed_out(const std::vector<int>& missing, const Describe& during) const {
-  std::string sentence = text(during(), ": timed out after ", seconds(world_->timeout_ns()));
-  for (const int rank : missing) sentence += text(": ", world_->describe(members_[static_cast<size_t>(rank)]), " did not come");
+  std::string sentence = text(during(), ": timed out after ", seconds(world_->timeout_ns()), ", waiting for ",
+                              missing.size() == 1 ? "a rank that did not come" : "ranks that did not come");
+  for (const int rank : missing) sentence += text("; ", world_->describe(members_[static_cast<size_t>(rank)]));
   return {Code::timeout, std::move(sentence), Blame{.rank = members_[static_cast<size_t>(missing.front())]}};
 }
 

@@ -74,9 +74,13 @@ function load_checkpoint!(directory, parts...; tensors = Dict(), optional = (), 
     lines = join(patterns, "\n")
     flags = (params_only ? Raw.MDP_CHECKPOINT_PARAMS_ONLY : 0) | (load_hyper ? Raw.MDP_CHECKPOINT_LOAD_HYPER : 0)
     GC.@preserve lines begin
-        check(call_checkpoint(Raw.mdp_checkpoint_load, directory, parts, arrays, row_major; optional = pointer(lines), flags = flags))
+        check(call_checkpoint(Raw.mdp_checkpoint_load, directory, parts, arrays, row_major; optional = pointer(lines), flags = flags), models_told_apart)
     end
 end
+
+"The sentence of a load into another model, which may be the same one with a matrix that lies otherwise: the names and sizes in it say so."
+models_told_apart(text) = !occursin("this is another model: ", text) ? text :
+    text * ". Of a transpose or adjoint 't' the array is called 't.parent', of a Diagonal 't.diag'; a matrix of m x n is saved as [n,m], unless row_major"
 
 """
     checkpoint_info(directory) -> String

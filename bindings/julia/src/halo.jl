@@ -136,6 +136,10 @@ backward!(halo::Halo, fields::AbstractArray...) = (start!(halo, fields...; backw
 [`exchange!`](@ref), by the name and in the form of stencil codes such as those on ImplicitGlobalGrid: with the defaults of a [`Halo`](@ref) the
 outermost cells on each side become the neighbours', and stay as they are at the edges of the whole array. Of a staggered field the faces between
 two parts, which both compute there, become those of the part behind them.
+
+ImplicitGlobalGrid sends columns with their ends, also where these are beyond the whole array along another dimension; here such cells are kept, next to
+neighbours too. So codes that set boundary values before the exchange (`T[:, 1] .= T[:, 2]`, with `grid = (n, 1)`) set them after it. Or they take a dimension
+along which nothing is cut as whole, `Halo(comm; grid = (n, 1), size = (nx - 2, ny), low = (1, 0))`: then whole columns are sent.
 """
 update_halo!(fields::AbstractArray...; halo::Halo) = exchange!(halo, fields...)
 

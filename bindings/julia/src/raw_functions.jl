@@ -215,7 +215,7 @@ mdp_buffer_stats(buffer, out) =
 mdp_buffer_bucket(buffer, bucket, out) =
     ccall(entries[48], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{mdp_bucket_report}), buffer, bucket, out)
 mdp_buffer_use_order(buffer, use_order, count) =
-    ccall(entries[49], mdp_status, (Ptr{mdp_buffer}, Ptr{Int32}, Csize_t), buffer, use_order, count)
+    @waiting(entries[49], mdp_status, (Ptr{mdp_buffer}, Ptr{Int32}, Csize_t), buffer, use_order, count)
 mdp_buffer_destroy(buffer) =
     ccall(entries[50], Cvoid, (Ptr{mdp_buffer},), buffer)
 mdp_microbatch_begin(buffer, is_last) =
@@ -275,7 +275,7 @@ mdp_optimizer_step_next(optimizer, out) =
 mdp_optimizer_step_finish(optimizer, failed, report, out) =
     @waiting(entries[78], mdp_status, (Ptr{mdp_optimizer}, Int32, Ptr{mdp_step_report}, Ptr{Ptr{mdp_request}}), optimizer, failed, report, out)
 mdp_optimizer_swap_average(optimizer, stream, out) =
-    ccall(entries[79], mdp_status, (Ptr{mdp_optimizer}, Ptr{Cvoid}, Ptr{Ptr{mdp_request}}), optimizer, stream, out)
+    @waiting(entries[79], mdp_status, (Ptr{mdp_optimizer}, Ptr{Cvoid}, Ptr{Ptr{mdp_request}}), optimizer, stream, out)
 mdp_optimizer_state(optimizer, param, name, out) =
     @waiting(entries[80], mdp_status, (Ptr{mdp_optimizer}, Csize_t, Cstring, Ptr{mdp_tensor}), optimizer, param, name, out)
 mdp_optimizer_steps(optimizer, param, steps) =

@@ -6,12 +6,47 @@
 
 Gives all ranks what rank `root` has: arrays in place, numbers and ranges (and other arrays that cannot be written) in the tree that is returned;
 tuples, named tuples, arrays of these, and with Functors.jl structs and what functions have captured. What is neither an array nor a number is left as it is. Collective over
-`comm`, with trees of one shape; waits in slices of 50 ms. Throws as [`bcast!`](@ref); `:INVALID` for a Dict that has arrays or numbers, without
-Functors.jl for a function that has arrays, and for numbers that are not of a fixed size (BigInt, BigFloat), naming the place, and for a tree of structs in which nothing can be seen.
+`comm`, with trees that have arrays and numbers at the same places, of the same sizes and types; waits in slices of 50 ms. Throws as [`bcast!`](@ref);
+`:DESYNC` where trees differ, naming the first place and two ranks: nothing has changed then, and ranks go on together; `:INVALID` for a Dict that has
+arrays or numbers, without Functors.jl for a function that has arrays, and for numbers that are not of a fixed size (BigInt, BigFloat), naming the
+place, and for a tree of structs in which nothing can be seen.
 """
 function synchronize!!(comm::Comm, tree; root = 0)
-    refuse_unseen(tree, holds(leaf -> leaf isa Reduced, tree))
-    return map_leaves((leaf, path, _) -> synchronize_leaf(comm, seen_through(leaf, path), path, root), tree)
+    told = String[]
+    map_leaves(tree) do leaf, path, _
+        # Numbers and ranges are given as bytes, which say nothing of their type; a range's has no size in it.
+        seen_through(leaf, path) isa Reduced && push!(told, isbits(leaf) ? told_of(leaf, path, typeof(leaf), "") : told_of(leaf, path))
+        return leaf
+    end
+    refuse_unseen(tree, !isempty(told))
+    agree_on_leaves(comm, tree, told)
+    return map_leaves((leaf, path, _) -> synchronize_leaf(comm, leaf, path, root), tree)
+end
+
+told_of(leaf, path, type = eltype(leaf), sized = leaf isa Number ? "" : " of size $(size(leaf))") = string(leaf_at(path), " (", type, sized, ")")
+
+"""
+Throws a `MegaDPError` of kind `:DESYNC` on all ranks unless they tell the same of their trees' leaves, before anything is changed: where one has `nothing`
+that others do not have there, what comes behind it would be taken for something else, and often nothing else would say so. Ranks go on together.
+"""
+function agree_on_leaves(comm, tree, told)
+    ranks = total_workers(comm)
+    (ranks == 1 || tree isa Reduced) && return nothing
+    text = Vector{UInt8}(join(told, '\n'))
+    # By FNV-1a, since what `hash` gives is another in other versions of Julia.
+    digest = foldl((sum, byte) -> (sum ⊻ byte) * 0x00000100000001b3, text; init = 0xcbf29ce484222325)
+    found = reshape(allgather!(comm, [length(text), digest % Int64], zeros(Int64, 2ranks)), 2, ranks)
+    other = findfirst(rank -> found[:, rank] != found[:, 1], 1:ranks)
+    other === nothing && return nothing
+    told_on(rank) = found[1, rank+1] == 0 ? String[] :
+                    split(String(bcast!(comm, local_rank(comm) == rank ? text : zeros(UInt8, found[1, rank+1]); root = rank)), '\n')
+    one, another = told_on(0), told_on(other - 1)
+    k = something(findfirst(k -> get(one, k, "") != get(another, k, ""), 1:max(length(one), length(another))), 1)
+    blamed, first_rank = world_rank(comm, other - 1), world_rank(comm, 0)
+    on(list, rank) = "$(get(list, k, "nothing more")) on rank $rank"
+    throw(MegaDPError(Raw.MDP_E_DESYNC, :DESYNC, blamed, nothing, nothing, 0,
+                      "the trees of ranks $first_rank and $blamed differ: of arrays and numbers, number $k is $(on(one, first_rank)) and $(on(another, blamed)). " *
+                      "All ranks must have them at the same places; where one has no gradient, it is zeros"))
 end
 
 synchronize_leaf(_, leaf, _, _) = leaf
@@ -52,22 +87,27 @@ from_bytes(::Type{T}, bytes) where {T} = collect(reinterpret(T, bytes))
 
 Reduces all arrays and numbers of a nested gradient over the ranks, one operation for each element type: what stands between `gradient` and
 `Optimisers.update!` for those who keep their optimizer. Dense arrays, and transposes of such, are written in place; for lazy ones and ranges, and
-for numbers, the tree that is returned has new ones, so that `loss = allreduce!(comm, loss)` is the mean of all ranks' losses. `nothing` stays.
-Collective over `comm`, with trees of one shape; waits in slices of 50 ms. Throws as `allreduce!` of an array; `:INVALID` for a Dict that has
-arrays or numbers, and for a type of numbers that cannot be reduced (integers by `avg` too), naming the place, and as `synchronize!!` for structs.
+for numbers, the tree that is returned has new ones, so that `loss = allreduce!(comm, loss)` is the mean of all ranks' losses. `nothing` stays, and
+is at the same places on all ranks: where one rank's batch has not used a layer, its gradients must be zeros there.
+Collective over `comm`, with trees that have arrays and numbers at the same places, of the same sizes and types; waits in slices of 50 ms. Throws as
+`allreduce!` of an array; `:DESYNC` as `synchronize!!`; `:INVALID` for a Dict that has arrays or numbers, and for a type of numbers that cannot be
+reduced (integers by `avg` too), naming the place, and as `synchronize!!` for structs.
 """
 function allreduce!(comm::Comm, tree, op = avg)
-    leaves, places, known = Any[], Int[], IdDict{Any,Int}()
+    leaves, places, known, told = Any[], Int[], IdDict{Any,Int}(), String[]
     map_leaves(tree) do leaf, path, _
         seen_through(leaf, path) isa Reduced || return leaf
         haskey(DTYPES, eltype(leaf)) || throw(unfit(leaf, path, "allreduce! takes Float32, Float16, BFloat16, Float64, Int64 and UInt8"))
         op === avg && eltype(leaf) <: Integer && throw(unfit(leaf, path, "op is avg, which is not for integers; +, max and min are"))
         # What has no identity may be equal on one rank only.
-        isbits(leaf) || !haskey(known, leaf) ? push!(leaves, leaf) : nothing
+        again = !isbits(leaf) && haskey(known, leaf)
+        again || push!(leaves, leaf)
         push!(places, isbits(leaf) ? length(leaves) : get!(known, leaf, length(leaves)))
+        push!(told, told_of(leaf, path) * (again ? ", array $(places[end]) again," : ""))
         return leaf
     end
     refuse_unseen(tree, !isempty(leaves))
+    agree_on_leaves(comm, tree, told)
     reduced = Vector{Any}(undef, length(leaves))
     for type in sort!(unique(map(eltype, leaves)); by = string)  # one order on all ranks
         alike = filter(i -> eltype(leaves[i]) == type, eachindex(leaves))
@@ -89,6 +129,11 @@ end
 
 A rule for Optimisers.jl that averages each gradient over the ranks before `rule` sees it. Needs Optimisers.jl loaded. For a sharded state
 and overlap see [`DataParallel`](@ref).
+
+A rule is told the gradient alone, not whose it is: ranks' gradients are paired in the order in which `Optimisers.update` comes to them, which passes over
+those that are `nothing`. All ranks must have `nothing` at the same places; where one has it alone, gradients of different parameters are averaged with
+each other, and no error says so if they are of one length. Where a batch may not use a layer, `grads = allreduce!(comm, grads)` before
+`update` is the safe way, which compares the trees first.
 """
 function DistributedOptimizer end
 

@@ -46,6 +46,18 @@ testcase("a checkpoint has parameters, state, steps, arrays and bytes") do
     end
 end
 
+testcase("a model that has a matrix where the checkpoint has a transpose is told how those are called") do
+    mktempdir() do folder
+        dp = DataParallel(world, (t = transpose(ones(Float32, 2, 3)),))
+        save_checkpoint(folder, dp)
+        other = DataParallel(world, (t = zeros(Float32, 3, 2),))
+        problem = caught(() -> load_checkpoint!(folder, other))
+        @test problem.kind == :INVALID && startswith(problem.text, "this is another model: 't' is here, f32[2,3], and not in ")
+        @test occursin("'t.parent'", problem.text) && occursin("m x n is saved as [n,m]", problem.text)
+        foreach(close, (dp, other))
+    end
+end
+
 testcase("a checkpoint is written while training goes on") do
     mktempdir() do folder
         buffer, optimizer = checkpoint_job(ones(2, 3))

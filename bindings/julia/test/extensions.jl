@@ -363,7 +363,7 @@ end
 testcase("stand-in ChainRulesCore: halos between four ranks are what the whole array has there, and their gradients go back") do
     outcome = run_ranks(4, "halo.jl")
     @test succeeded(outcome)
-    for name in ("place", "forward", "backward", "single")
+    for name in ("place", "forward", "backward", "single", "waves", "columns")
         @test (name, said(outcome, name)) == (name, fill(true, 4))
     end
     @test said(outcome, "different") == fill("DESYNC", 4)

@@ -20,6 +20,7 @@ testcase("collectives, trees, differences and an interrupt between two ranks") d
                              ("received", [[5]]), ("swapped", [[1], [0]]), ("refused", [["INVALID"], ["INVALID"]]),
                              ("norm", [0.25, 0.25]), ("stepped", [[0.5, 1], [0.5, 1]]), ("tasks", [1, 1]),
                              ("synchronized", [[2, 1, 1, 2, 4, 1], [2, 1, 1, 2, 4, 1]]), ("reduced", [[0.5, 2, 2], [0.5, 2, 2]]),
+                             ("trees differ", fill(1, 12)), ("trees agree", [[2], [2]]),
                              ("ranges", fill([1, 2, 3, 1, 1.25, 1.5, 1, 1, 1], 2)), ("big", ["INVALID", "INVALID"]),
                              ("part", [[1, 2], [3, 4, 5]]), ("even", [[1, 2], [3, 4]]), ("interrupted", [1]), ("after", [1, 1]),
                              ("missing", [["STATE", 1, 2, "'b'"], ["STATE", 1, 2, "'b'"]]),
@@ -27,6 +28,14 @@ testcase("collectives, trees, differences and an interrupt between two ranks") d
                              ("checked", [["NUMERIC", 1, 2, "'b'"], ["NUMERIC", 1, 2, "'b'"]]), ("passed over", [1, 1]),
                              ("different", [["DESYNC", "both"], ["DESYNC", "both"]]))
         @test (name, said(outcome, name)) == (name, expected)
+    end
+end
+
+testcase("two ranks: one that comes late to a collective is waited for, whatever it is") do
+    mktempdir() do folder
+        outcome = run_ranks(2, "late.jl", folder)
+        @test succeeded(outcome)
+        @test said(outcome, "failed") == [] && said(outcome, "lost") == [nothing, nothing]
     end
 end
 

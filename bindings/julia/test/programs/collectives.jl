@@ -32,8 +32,28 @@ function trees(comm, rank)
     report(comm, "big", caught(() -> synchronize!!(comm, (n = big(rank),))).kind)
     grads = allreduce!(comm, (w = Float32[rank, 2], b = nothing, c = (Float64[4rank],)))
     report(comm, "reduced", [grads.w..., grads.c[1]...])
+    differing_trees(comm, rank)
     report(comm, "part", collect(DistributedDataContainer(comm, 1:5)))
     report(comm, "even", collect(DistributedDataContainer(comm, 1:5; even = true)))
+end
+
+"What one rank has and the other not, of one length, would be taken for something else: it is named, nothing is written, and ranks go on."
+function differing_trees(comm, rank)
+    tied = [1.0, 2]
+    for (call, one, other, places) in
+        ((allreduce!, (a = [1f0, 2], b = nothing), (a = nothing, b = [3f0, 4]), ("'a'", "'b'")),
+         (allreduce!, (w = [1.0], a = zeros(2, 3)), (w = [1.0], a = zeros(3, 2)), ("'a' (Float64 of size (2, 3)) on rank 0", "(3, 2)")),
+         (allreduce!, (a = nothing,), (a = [1.0],), ("nothing more on rank 0", "'a'")),
+         (allreduce!, (a = tied, b = tied, c = [1.0, 2]), (a = tied, b = [1.0, 2], c = tied), ("'b'", "array 1 again")),
+         (synchronize!!, (a = [1.0], b = nothing), (a = nothing, b = [2.0]), ("'a'", "'b'")),
+         (synchronize!!, (w = [1.0], n = 1), (w = [2.0], n = 1.0), ("'n' (Int64) on rank 0", "'n' (Float64) on rank 1")))
+        tree = rank == 0 ? one : other
+        before = deepcopy(tree)
+        problem = caught(() -> call(comm, tree))
+        good = problem !== nothing && problem.kind == :DESYNC && problem.rank == 1 && all(place -> occursin(place, problem.text), places)
+        report(comm, "trees differ", good && tree == before ? 1 : string(problem))
+    end
+    report(comm, "trees agree", allreduce!(comm, (a = [1.0 + rank], n = rank), max).a)
 end
 
 "A buffer on a communicator makes steps without a grid or a sync; a pending barrier, and rank 1's parameters for all."

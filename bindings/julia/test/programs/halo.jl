@@ -77,6 +77,14 @@ function waves(comm)
     return all(field == all_of_it[:, rank*n+1:rank*n+size(field, 2)] for (field, all_of_it) in zip(mine, whole))
 end
 
+"Along a dimension that is not cut and is given whole there is no halo, so that the ends of columns are sent with them."
+function whole_columns(comm)
+    rank = local_rank(comm)
+    field = fill(Float64(rank), 3, 4)
+    Halo(halo -> update_halo!(field; halo = halo), comm; grid = (4, 1), size = (1, 4), low = (1, 0))
+    return field == repeat(clamp.(rank-1:rank+1, 0, 3), 1, 4)
+end
+
 Comm() do comm
     at = (local_rank(comm) % 2, local_rank(comm) ÷ 2)  # the first dimension varies fastest
     Halo(comm; grid = (2, 2), size = (SIZES[1][at[1]+1], SIZES[2][at[2]+1]), low = LOW, high = HIGH, edges = :periodic, fields = 2) do halo
@@ -91,6 +99,7 @@ Comm() do comm
         report(comm, "single", padded == expected && back(ones(4))[2] == [rank == 1 ? 1 : 2, rank == 4 ? 1 : 2])
     end
     report(comm, "waves", waves(comm))
+    report(comm, "columns", whole_columns(comm))
     different = caught(() -> Halo(comm; grid = (4,), size = (2,), low = 1 + local_rank(comm)))
     report(comm, "different", different.kind)
     report(comm, "sentence", occursin("'f64, grid (4,), low (1,), high (1,), edges (:keep,)", different.text))
