@@ -153,7 +153,7 @@ Status Gradients::microbatch_begin(bool is_last) {
     return bad_state("mdp_microbatch_begin: mdp_grad_sync is pending; wait for its request first, or call mdp_grad_sync again");
   if (phase_ == Phase::stepping) return bad_state("mdp_microbatch_begin: ", kIsStepping);
   if (Status none = check_none_lent("mdp_microbatch_begin"); !none) return none;
-  if (Status given_up = give_up_reduced(); !given_up) return given_up;
+  if (Status ended = end_reduced(); !ended) return ended;
   if (is_last_ && microbatch_touched_) {
     return bad_state("mdp_microbatch_begin: gradients of the last microbatch have come already; end the step with mdp_grad_sync");
   }
@@ -337,10 +337,12 @@ Status Gradients::wait_until_updated(uint32_t bucket, void* caller) {
   return status;
 }
 
-// A step that was reduced, and that no optimizer takes.
-Status Gradients::give_up_reduced() {
+// A step that was reduced ends without an optimizer's. Where there is none, the caller has used the gradients.
+Status Gradients::end_reduced() {
   if (phase_ == Phase::open) return {};
-  if (Status forgotten = forget_residuals(); !forgotten) return forgotten;
+  if (phase_ == Phase::failed || params_->step_changes().has_optimizer()) {
+    if (Status forgotten = forget_residuals(); !forgotten) return forgotten;
+  }
   start_step();
   return {};
 }
@@ -374,7 +376,7 @@ Status Gradients::zero(void* caller) {
   // Often called right after mdp_microbatch_begin or mdp_grad_tokens: what these said holds.
   const bool is_last = phase_ != Phase::open || is_last_, begun = phase_ == Phase::open && begun_;
   const std::optional<double> tokens = phase_ == Phase::open ? tokens_ : std::nullopt;
-  if (Status given_up = give_up_reduced(); !given_up) return given_up;
+  if (Status ended = end_reduced(); !ended) return ended;
   start_step();
   tokens_ = tokens;
   is_last_ = is_last;

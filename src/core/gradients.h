@@ -279,7 +279,7 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   float reduction_divisor() const;
   Status add_tokens(const std::vector<double>& given);
   size_t launched() const;  // buckets of this step
-  Status give_up_reduced();
+  Status end_reduced();
   BucketState state_of(uint32_t bucket) const;
   Result<SyncHeader> settle_missing();
   Status submit_sync(bool keeps);

@@ -32,6 +32,7 @@ class StepChanges {
     std::shared_ptr<Memory> outcome;
   };
   bool are_wanted() const noexcept { return optimizers_.size() > 1; }
+  bool has_optimizer() const noexcept { return !optimizers_.empty(); }
   void add(Change change);
   // Counts what others than these have changed; waits until that is known.
   void settle(std::span<const Versions* const> but);
