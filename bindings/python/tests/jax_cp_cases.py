@@ -65,6 +65,7 @@ def equal(comm):
         check(comm, comm.size, comm.size, causal, jitted=False, form=form)
         count += 1
     check(comm, 3, 1, True, form="ring", scale=0.3)
+    check(comm, 3, 1, True, jitted=False, scale=jnp.float32(0.3))
     check(comm, 4, 2, True, dtype=jnp.bfloat16, tolerance=0.05, form="ring")
     plain = _jax_cp._plain_attention(0.25)
     q, k, v = (context_parallel_part(draw(seed, 1, SEQUENCE, 2, SIZE), comm) for seed in range(3))
@@ -72,7 +73,7 @@ def equal(comm):
     _cp_blocks.MOST = 100  # a few queries at a time
     for causal, bounds in itertools.product((False, True), (None, BOUNDS)):
         check(comm, 2 * comm.size, comm.size, causal, bounds=bounds)
-    print(f"{count + 6} attentions", flush=True)
+    print(f"{count + 7} attentions", flush=True)
 
 
 def parts(comm):
@@ -103,6 +104,7 @@ def refusals(comm):
     fails("form is 'rings'; it must be one of 'auto', 'ring', 'all_to_all'", x, x, x, form="rings")
     fails("bounds is 1.5; it must be an integer", x, x, x, bounds=(0, 1.5))
     fails("scale is inf; it must be a finite number", x, x, x, scale=float("inf"))
+    refused(lambda: jax.jit(lambda x: context_parallel_attention(x, x, x, comm, scale=jnp.float32(0.5)))(x), "there it must be a number of Python's")
     fails("scale is 0.5 beside an attention", x, x, x, scale=0.5, attention=print)
     fails("attention is 3; it must be a function", x, x, x, attention=3)
     # What only the library knows comes as JAX's error, on all ranks.

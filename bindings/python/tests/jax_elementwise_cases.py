@@ -195,7 +195,7 @@ def case_refused():
     ours(by_count(10 ** 9, late=-1))
     for moves, leaf in ((lambda path, g: "a" in jax.tree_util.keystr(path), "['a']"), (lambda path, g: g.ndim > 0, "['c'][1]")):
         refused(f"{leaf} goes another way", lambda moves=moves: ours(by_leaf(moves)))
-    refused("cannot be taken on pieces", lambda: ours(by_leaf(lambda path, g: path[-1] is None)))
+    refused("cannot be taken on pieces of parameters: IndexError", lambda: ours(by_leaf(lambda path, g: path[-1] is None)))
     refused("lr is 0.1 beside a transformation", lambda: ours(by_hand(), lr=0.1))
     training = ours(by_hand())
     training.put(grad_of(training.read(), data[0][share]))
@@ -228,6 +228,46 @@ def case_clips():
                     lambda g: 1 + jnp.tanh(g.T).T ** 2,
                     lambda g: jax.vmap(lambda x: jax.lax.while_loop(lambda y: y > 3, lambda y: y / 2, x))(1 + abs(g.ravel())).reshape(g.shape)):
         ours(clipped(measure))
+
+
+def case_unseen():
+    """Functions that a trace of the update does not show, or shows elsewhere, and that may go by all elements; values that do not come from
+    elements may go through them."""
+    def on_host(g):
+        return jax.pure_callback(lambda v: np.asarray(v) * np.float32(min(1.0, 1e6 / np.linalg.norm(v))), jax.ShapeDtypeStruct(g.shape, g.dtype), g)
+
+    def in_ref(g):
+        ref = jax.new_ref(jnp.float32(0))
+        ref[...] = jnp.linalg.norm(g)
+        return ref[...]
+
+    def given(transformation, **options):
+        return megadp.jax.DataParallel(comm, {"w": jnp.ones((4, 3))}, transformation=transformation, **options)
+
+    each = lambda change: Transformation(lambda params: (), lambda grads, state, params=None: (jax.tree.map(change, grads), state))
+    linear = lambda g: jax.custom_derivatives.linear_call(lambda r, x: x * jnp.minimum(1.0, 1e6 / jnp.linalg.norm(r)), lambda r, x: x, g, g)
+    largest = lambda g: 1 + jax.lax.reduce(g * g, jnp.float32(0), lambda a, b: jnp.maximum(a, b) + 0 * a, (0, 1)[:g.ndim])
+    for words, change in (("a function that is not looked into (pure_callback)", on_host), ("a sum of elements", linear)):
+        refused(f"goes by {words}|{SAYS_WHOLE}", lambda change=change: given(each(change)))
+    given(each(on_host), sharding="whole")
+    refused("goes by what reduce makes of several elements", lambda: given(clipped(largest)))
+    if hasattr(jax, "new_ref"):
+        refused("goes by what is kept in a Ref", lambda: given(clipped(in_ref)))
+
+    seen = []
+
+    def shown(grads, count, params=None):
+        rate = jax.pure_callback(lambda n: np.float32(2.0 ** -n), jax.ShapeDtypeStruct((), jnp.float32), count)
+        jax.tree.map(lambda g: jax.debug.callback(lambda v: seen.append(v.shape), g), grads)
+        return jax.tree.map(lambda g: -rate * g, grads), count + 1
+
+    training = given(Transformation(lambda params: jnp.zeros((), jnp.int32), shown))
+    del seen[:]
+    for _ in range(3):
+        training.put({"w": jnp.ones((4, 3))})
+        training.step()
+    np.testing.assert_array_equal(training.read()["w"], 1 - 1.75)
+    assert seen
 
 
 def case_sizes():

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What test_jax.py runs on some ranks: gradients that come twice, and leaves that are no parameters. Prints CASE on each rank.
+"""What test_jax.py runs on some ranks: gradients that come twice or to an earlier training, and leaves that are no parameters or no gradients.
+Prints CASE on each rank.
 
 usage: jax_failures_cases.py CASE
 """
@@ -105,6 +106,68 @@ def after_sync():
     backward(training.read())
     assert training.step().step == 2
     jax.tree.map(lambda leaf: np.testing.assert_array_equal(leaf, -1), training.read())
+
+
+def case_stale():
+    """A function of jit that has been compiled with the track of an earlier training, and reads the new one from the same variable."""
+    x = jnp.ones((2, 2))
+    for options, closes, good_steps, word in ((dict(), False, 0, "never became ready"), (dict(missing="zero"), False, 1, "not stepped"),
+                                              (dict(missing="skip"), True, 0, "is closed")):
+        training = None
+        backward = jax.jit(lambda p: jax.grad(lambda p: sum((leaf * x).sum() for leaf in jax.tree.leaves(training.track(p))))(p))
+        for _ in range(2):
+            earlier, training = training, megadp.jax.DataParallel(comm, params, rule="sgd", lr=0.5, **options)
+            if earlier is None:
+                backward(training.read())
+                training.step()
+        if closes:
+            earlier.buffer.close()
+        for _ in range(good_steps):
+            backward(training.read())
+            training.step()
+        backward(training.read())
+        try:
+            training.step()
+            raise AssertionError(f"nothing was said with {options}")
+        except megadp.MegaDPError as error:
+            assert error.code == megadp.Status.STATE and word in error.text and "jax.clear_caches()" in error.text, error
+        jax.clear_caches()
+        backward(training.read())
+        assert training.step().step == 1 + good_steps
+        np.testing.assert_array_equal(training.read()["w"], 0.5)
+    side_by_side()
+
+
+def side_by_side():
+    """Two trainings of the same pytree in turn: what is wrong with the older one is told there alone."""
+    older, newer = (megadp.jax.DataParallel(comm, params, rule="sgd", lr=0.5) for _ in range(2))
+    of_older, of_newer = sum_of(older), sum_of(newer)
+    for step in range(3):
+        of_older(older.read())
+        if step == 1:
+            of_older(older.read())
+            refused(older.step, True)
+        else:
+            older.step()
+        of_newer(newer.read())
+        assert newer.step().step == step + 1
+
+
+def case_put():
+    """What cannot be put is named, and nothing has been put then."""
+    averaging = megadp.jax.Averaging(comm, params)
+    ones = jax.tree.map(jnp.ones_like, params)
+    donated = jnp.ones(2)
+    donated.delete()
+    for leaf, word in ((jnp.ones(2, jnp.int32), "has dtype int32; it must be float32"), (np.ones(2, ">f4"), "in this machine's byte order"),
+                       (jnp.ones(2, bool), "has dtype bool"), (donated, "has been deleted")):
+        for give in (averaging.put, averaging.average):
+            try:
+                give({**ones, "b": leaf})
+                raise AssertionError(f"nothing was said of {word}")
+            except megadp.InvalidError as error:
+                assert "['b']" in error.text and word in error.text, error
+        jax.tree.map(lambda leaf: np.testing.assert_array_equal(leaf, 1), averaging.average(ones))
 
 
 def no_parameter(leaf, *words, kinds=(megadp.jax.DataParallel, megadp.jax.Averaging)):

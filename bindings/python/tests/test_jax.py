@@ -391,7 +391,7 @@ with megadp.Comm(timeout=60) as comm:
     training = start(1 if mode == "save" else 2)
     state = {"key": jax.random.key(4), "old": jax.random.PRNGKey(3), "mean": jnp.zeros(3), "count": 0, "scale": np.float64(0.5),
              "mask": np.array([True, False]), "none": None, "empty": np.zeros((0, 2), np.int32), "small": jnp.int8(-3), "rate": 0.25,
-             "begun": 0, "factor": 1.0, "flag": False}
+             "begun": 0, "factor": 1.0, "flag": False, "weak": jnp.asarray(0.3), "weaks": jnp.full((2, 2), 0.7)}
     if mode == "save":  # as a function of jit returns what began as Python's numbers
         state.update(begun=jnp.int32(7), factor=jnp.float32(0.5), flag=jnp.bool_(True))
     if mode == "save":
@@ -406,7 +406,8 @@ with megadp.Comm(timeout=60) as comm:
             jnp.result_type(leaf), jax.dtypes.prng_key) else jax.random.key(9), state)
         state.update(mask=np.array([False, False]), flag=False)
         for word, changed in (("state['more']", {**state, "more": 1}), ("is bool here and int8", {**state, "small": jnp.bool_(0)}),
-                              ("state['text'] is a str", {**state, "text": "x"}), ("state['count']", {**state, "count": np.zeros(3, int)})):
+                              ("state['text'] is a str", {**state, "text": "x"}), ("state['count']", {**state, "count": np.zeros(3, int)}),
+                              ("state['swapped'] has dtype >f4", {**state, "swapped": np.zeros(2, ">f4")})):
             try:
                 megadp.jax.load_checkpoint(directory, training, state=changed)
                 raise SystemExit(f"nothing was said of {word}")
@@ -422,6 +423,8 @@ with megadp.Comm(timeout=60) as comm:
         state, extra = megadp.jax.load_checkpoint(directory, training, state=state)
         assert extra == {"epoch": (2, "x")} and state["count"] == 3 and type(state["count"]) is int and type(state["scale"]) is np.float64
         assert state["begun"] == 7 and type(state["begun"]) is int and state["factor"] == 0.5 and state["flag"] is True, state
+        assert state["weak"].weak_type and state["weaks"].weak_type and not state["mean"].weak_type and state["weaks"].shape == (2, 2), state
+        assert (jnp.ones(2, jnp.bfloat16) * state["weak"]).dtype == jnp.bfloat16
         assert state["none"] is None and state["small"].dtype == jnp.int8 and training.optimizer.info()["lr"] == 0.1
         saved = bits(training, state)
         losses = [step(training, state)]
@@ -474,6 +477,14 @@ class Jax(unittest.TestCase):
         for ranks in (1, 2, 3):
             with self.subTest(ranks=ranks):
                 self.assertEqual(support.check_ended(self, support.run_ranks(ranks, [FAILURES, "twice"])).split(), ["twice"] * ranks)
+
+    def test_a_function_compiled_with_an_earlier_track(self):
+        """Gradients went to a DataParallel that nobody stepped: without a word with missing="zero"."""
+        self.assertEqual(support.check_ended(self, support.run_ranks(2, [FAILURES, "stale"])).split(), ["stale"] * 2)
+
+    def test_put_of_a_wrong_leaf(self):
+        """Half a step stayed behind where the last leaf had another dtype, or was donated."""
+        self.assertEqual(support.check_ended(self, support.run_ranks(2, [FAILURES, "put"])).split(), ["put"] * 2)
 
     def test_leaves_that_are_no_parameters(self):
         self.assertEqual(support.check_ended(self, support.run_ranks(1, [FAILURES, "leaves"])), "leaves\n")

@@ -16,7 +16,7 @@ class JaxCp(unittest.TestCase):
     def test_equal(self):
         for ranks in (1, 2, 3, 4):
             with self.subTest(ranks=ranks):
-                self.assertEqual(re.findall(r"(\d+) attentions", self.run_case(ranks, "equal")), ["28"] * ranks)
+                self.assertEqual(re.findall(r"(\d+) attentions", self.run_case(ranks, "equal")), ["29"] * ranks)
 
     def test_parts(self):
         for ranks in (2, 3):

@@ -43,6 +43,10 @@ class Elementwise(Cases, unittest.TestCase):
     def test_clips(self):
         self.run_case(2, "clips")
 
+    def test_unseen(self):
+        """A norm in a callback was taken for element by element, and a print for a mistake."""
+        self.run_case(1, "unseen")
+
     def test_sizes(self):
         """Masks by sizes were another thing on pieces, without a word: a trial on small arrays crosses no threshold."""
         self.run_case(2, "sizes")

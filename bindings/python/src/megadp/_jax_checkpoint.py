@@ -102,6 +102,8 @@ def _values(name: str, leaf: Any) -> Any:
         values = numpy.empty((), object)
     if values.dtype.hasobject or values.dtype.names:
         raise invalid(f"{name} is {leaf!r:.60}, whose elements are not numbers of a fixed size; extra takes any integer")
+    if not values.dtype.isnative:
+        raise invalid(f"{name} has dtype {values.dtype.str}, which is not in this machine's byte order: .astype(numpy.{values.dtype.name})")
     return values
 
 
@@ -127,7 +129,7 @@ def _like(leaf: Any, values: Any) -> Any:
     if _is_key(leaf):
         return jax.random.wrap_key_data(jax.numpy.asarray(values), impl=jax.random.key_impl(leaf))
     if isinstance(leaf, jax.Array):
-        return jax.device_put(values, leaf.sharding)
+        return jax.device_put(leaf.at[...].set(values) if leaf.weak_type else values, leaf.sharding)  # set() keeps that its type is weak
     return values if isinstance(leaf, numpy.ndarray) else values[()] if isinstance(leaf, numpy.generic) else type(leaf)(values.item())
 
 

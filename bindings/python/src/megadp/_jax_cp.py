@@ -8,6 +8,7 @@ import numpy
 
 from . import cp
 from ._comm import Comm
+from ._errors import invalid
 from ._cp_blocks import check, check_function, clear, own_ranges, tiles
 from ._jax_tp import _cut, _on_host
 
@@ -64,13 +65,19 @@ def context_parallel_attention(q: Any, k: Any, v: Any, comm: Comm, *, causal: bo
     q, k and v: this rank's part (context_parallel_part) of [batch, positions, heads, head_dim], float32, bfloat16 or float16. k and v may
     have fewer heads, whose number divides q's. comm: the context-parallel ranks, such as Grid.comm("cp"). causal: a query sees no later keys;
     parts are then zig-zag. form: "ring", "all_to_all" or "auto". bounds: where packed sequences begin and end in the whole, from 0 on, numbers
-    that are known when the function is traced. scale: of scores, the same on all ranks; None: 1 / sqrt(head_dim). Returns an array like q.
+    that are known when the function is traced. scale: of scores, a number that is known then, the same on all ranks; None: 1 / sqrt(head_dim).
+    Returns an array like q.
 
     attention: None, by float32 products of numpy's, or a function of a megadp.cp.Block of numpy arrays. It must not call JAX or megadp.
 
     Differentiable once, in reverse. Collective over comm, and so is its backward, in the order of the program; blocking.
     Raises MegaDPError: INVALID (arguments; what is found in a callback comes as JAX's own error)."""
     check(q, k, v, heads=2)
+    if isinstance(scale, jax.Array) and scale.shape == ():
+        if isinstance(scale, jax.core.Tracer):
+            raise invalid(f"scale is {scale}, which has no value yet where the function is traced, as jax.numpy.float32(...) in jit; there it must be "
+                          "a number of Python's or numpy's")
+        scale = float(scale)
     check_function(attention, scale)
     function, config = attention or _plain_attention(scale), cp._config(form, causal, bounds)
 

@@ -82,7 +82,7 @@ class Elements:
         except (TypeError, ValueError, LookupError, AttributeError) as error:
             if isinstance(error, MegaDPError):
                 raise
-            raise invalid(f"transformation cannot be taken on pieces of parameters: {error}") from error
+            raise invalid(f"transformation cannot be taken on pieces of parameters: {type(error).__name__}: {error}") from error
         return update
 
     def _refuse_kept(self, what: str) -> NoReturn:

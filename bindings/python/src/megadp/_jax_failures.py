@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps that end on all ranks alike where one of them could not hand a gradient over in backward. The library's sync tells all ranks what has not
 come; of what was refused when it came a second time it does not know."""
+import itertools
 import threading
-from typing import List, NoReturn, Optional, Tuple, Union
+import weakref
+from typing import Any, List, NoReturn, Optional, Tuple, Union
 
 import numpy
 
@@ -10,6 +12,11 @@ from ._buffer import Buffer
 from ._comm import Comm
 from ._errors import MegaDPError, Status, make_error
 from ._grid import Grid
+
+_STALE = ("a function of jax.jit, once compiled, keeps the track() that it was traced with, also where it reads a variable that holds another "
+          "DataParallel or Averaging by now: make the function anew with each one, or call jax.clear_caches()")
+_newest: "weakref.WeakValueDictionary[int, Failures]" = weakref.WeakValueDictionary()  # by the thread that made it, which may be a rank
+_clock = itertools.count(1)
 
 
 def told_in_python(error: MegaDPError, name: str) -> MegaDPError:
@@ -26,7 +33,11 @@ def told_in_python(error: MegaDPError, name: str) -> MegaDPError:
                 "away what was synced")
     else:
         return error
-    return make_error(error.code, text, bucket=error.bucket, param=error.param)
+    return _worded(error, text)
+
+
+def _worded(error: MegaDPError, text: str) -> MegaDPError:
+    return make_error(error.code, text, rank=error.rank, bucket=error.bucket, param=error.param)
 
 
 class Failures:
@@ -34,7 +45,10 @@ class Failures:
 
     def __init__(self, buffer: Buffer, where: Union[Comm, Grid]) -> None:
         self.mine: Optional[BaseException] = None
-        self._buffer = buffer
+        self._buffer, self._where = buffer, where
+        self._maker = threading.get_ident()
+        self._begun = self._ended = 0  # by _clock: when a step's first gradient came, and when gradients were last synced
+        _newest[self._maker] = self
         self._world = where if isinstance(where, Comm) else where.comm("tp-cp-dp-pp")
         self._lock = threading.Lock()
         self._agreed: Tuple[str, int] = ("", 0)
@@ -45,10 +59,27 @@ class Failures:
         with self._lock:
             self.mine = self.mine or error
 
+    def came(self) -> None:
+        """A gradient, in backward."""
+        if self._begun <= self._ended:
+            self._begun = next(_clock)
+
+    def note_put(self, error: BaseException) -> None:
+        """Of a put in backward. Where a newer buffer of the same pytree has been stepped since this one's first gradient, it is told there: here
+        nobody asks."""
+        self.note(error)
+        newer = _newest.get(self._maker)
+        if newer is None or newer is self or not isinstance(error, MegaDPError) or error.code != Status.STATE or _shapes(newer) != _shapes(self):
+            return
+        if self._buffer.closed or newer._where is self._where and newer._ended > self._begun:
+            newer.note(MegaDPError(Status.STATE, "gradients have gone to an earlier DataParallel or Averaging of the same pytree, which is "
+                                   f"{'closed' if self._buffer.closed else 'not stepped'}: {_STALE}"))
+
     def agree(self, when: str) -> None:
         """Ends the step on all ranks where one of them has a failure: what came before it would not be the sum that was meant. One exchange
         for each sync, so that who calls again what another thread's call made it leave goes on where it was. Collective; blocking.
         Raises this rank's failure, or STATE."""
+        self._ended = next(_clock)
         number = (when, self._buffer.stats().syncs)
         if number != self._agreed:
             failed = numpy.full(self._world.size, self.mine is not None, numpy.uint8)
@@ -74,6 +105,8 @@ class Failures:
         if _was_told(error):
             self._buffer.begin_microbatch(True)
             self.raise_late(error)
+            if "never became ready" in error.text:
+                raise _worded(error, f"{error.text}. If the function that is differentiated uses all of params: {_STALE}") from None
         raise error
 
     def raise_late(self, besides: Optional[MegaDPError] = None) -> None:
@@ -82,6 +115,10 @@ class Failures:
             failure, self.mine = self.mine, None
         if failure is not None:
             raise failure from (besides or failure.__cause__)
+
+
+def _shapes(failures: Failures) -> Any:
+    return [(param.name, param.shape) for param in failures._buffer.params]
 
 
 def _was_told(error: MegaDPError) -> bool:

@@ -2,13 +2,15 @@
 """Whether a gradient transformation's update of an element goes by other elements of its parameter, which is another thing on pieces. A trial
 by values does not show a norm that is only compared with a threshold (u * min(1, T / norm(u))): here an update is traced without values, and
 what comes from the elements is followed through all that is computed."""
+import functools
+import inspect
 import math
 from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, NoReturn, Optional, Sequence, Tuple
 
 import jax
 import numpy
 
-from ._jax_shapes import shaped
+from ._jax_shapes import called, shaped
 
 
 class Mark(NamedTuple):
@@ -25,6 +27,7 @@ class Mark(NamedTuple):
 
 PLAIN = Mark()  # the same for all elements: constants, counts
 _LOOP = Mark(by="a loop over elements")
+_REF = Mark(by="what is kept in a Ref (jax.new_ref)")  # which other equations write to
 _SAYS = {"reduce_sum": "a sum of elements", "reduce_max": "the largest of elements", "reduce_min": "the smallest of elements",
          "reduce_prod": "a product of elements", "reduce_and": "whether all elements are something", "reduce_or": "whether any element is something",
          "argmax": "which element is the largest", "argmin": "which element is the smallest", "dot_general": "a product of vectors or matrices",
@@ -41,6 +44,8 @@ _ALONG = frozenset("argmax argmin concatenate cumlogsumexp cummax cummin cumprod
 def _mixed(primitive: str) -> Mark:
     if primitive in _LINEAR_ALGEBRA:
         return Mark(by=f"linear algebra ({primitive})")
+    if "call" in primitive:
+        return Mark(by=f"a function that is not looked into ({primitive})")
     return Mark(by=_SAYS.get(primitive, f"what {primitive} makes of several elements"))
 
 
@@ -124,6 +129,23 @@ def _keeps_shape(equation: Any) -> bool:
                for shape in operands for out in equation.outvars)
 
 
+def _inner(equation: Any) -> Any:
+    """The jaxpr whose results, of the operands as they are, an equation has; None of others, as of a reduction: its function is of two elements."""
+    def shapes(of: Any) -> List[Any]:
+        return [[getattr(atom.aval, "shape", None) for atom in atoms] for atoms in (of.invars, of.outvars)]
+
+    found = called(equation.params)
+    jaxpr = getattr(found, "jaxpr", found)
+    return found if jaxpr is not None and shapes(jaxpr) == shapes(equation) else None
+
+
+def _is_function(param: Any) -> bool:
+    """Whether an equation's parameter is a jaxpr, or a function of the program's, or has some."""
+    if isinstance(param, (tuple, list)):
+        return any(map(_is_function, param))
+    return hasattr(getattr(param, "jaxpr", param), "eqns") or inspect.isroutine(param) or isinstance(param, functools.partial)
+
+
 class _Walk:
     """Marks of what a jaxpr returns, from those of what it is given."""
 
@@ -132,6 +154,8 @@ class _Walk:
         known: Dict[Any, Mark] = dict(zip(jaxpr.invars, given))
 
         def of(atom: Any) -> Mark:
+            if hasattr(atom.aval, "inner_aval"):
+                return _REF
             return PLAIN if hasattr(atom, "val") else known.get(atom, PLAIN)
 
         for equation in jaxpr.eqns:
@@ -140,6 +164,8 @@ class _Walk:
 
     def _equation(self, equation: Any, given: List[Mark]) -> List[Mark]:
         name, params, outs = equation.primitive.name, equation.params, len(equation.outvars)
+        if not outs:  # as jax.debug.print's
+            return []
         if name == "cond":
             found = [self.run(branch, given[1:]) for branch in params["branches"]]
             return [_together([given[0], *each]) for each in zip(*found)]
@@ -147,9 +173,8 @@ class _Walk:
             return self._scan(params, given)
         if name == "while":
             return self._while(params, given)
-        inner = params.get("jaxpr", params.get("call_jaxpr"))
-        found_inner = getattr(inner, "jaxpr", inner)
-        if found_inner is not None and len(found_inner.invars) == len(given) and len(found_inner.outvars) == outs:
+        inner = _inner(equation)
+        if inner is not None:
             return self.run(inner, given)
         bad = next((mark for mark in given if mark.by), None)
         if bad is not None:
@@ -216,8 +241,9 @@ class _Walk:
             goes = len(out.shape) < len(shape)
             stays = [axis for axis in range(len(shape)) if not (goes and axis in along)]
             return [_moved(mark, {axis: to for to, axis in enumerate(stays)} if goes else {axis: axis for axis in stays}, name)] * outs
-        # Others that keep the shape are taken for element by element: a function of the program's is the trial's by values to judge.
-        if not (name in _LINEAR_ALGEBRA or name.startswith(("conv_general", "scatter", "select_and"))) and _keeps_shape(equation):
+        # Others that keep the shape are taken for element by element, but not what calls a function that was not walked through.
+        unseen = "call" in name or any(map(_is_function, params.values()))
+        if not (unseen or name in _LINEAR_ALGEBRA or name.startswith(("conv_general", "scatter", "select_and"))) and _keeps_shape(equation):
             return [mark] * outs
         return [Mark(_long(each.aval.shape), True) if mark.places else _mixed(name) for each in equation.outvars]
 

@@ -11,6 +11,12 @@ _STEPS = 2  # the first makes the state, the second goes by it
 _ROUNDS = 3  # of what a loop carries; deeper differences of loops are for the trials on small arrays
 _LAYOUT = ("broadcast_in_dim", "copy", "copy_p", "expand_dims", "reshape", "squeeze", "transpose")  # which elements stand where
 _OF_SHAPES = ("axis", "dimension", "weak_type")
+_CALLED = ("jaxpr", "call_jaxpr", "fun_jaxpr", "callee", "call")  # of jit and its like, custom_jvp, custom_vjp, linear_call, custom_vmap
+
+
+def called(params: Any) -> Any:
+    """The jaxpr that a primitive of these parameters calls; None of most."""
+    return next((found for found in map(params.get, _CALLED) if hasattr(getattr(found, "jaxpr", found), "eqns")), None)
 
 
 class _Forms:
@@ -65,7 +71,7 @@ class _Forms:
             tested, fixed = params["cond_nconsts"], params["body_nconsts"]
             until = self._last_loop(params["cond_jaxpr"], given[:tested], given[tested + fixed:])
             return self._loop(("while", until), params["body_jaxpr"], given[tested:tested + fixed], given[tested + fixed:], ())
-        inner = params.get("jaxpr", params.get("call_jaxpr"))
+        inner = called(params)
         found = getattr(inner, "jaxpr", inner)
         if found is not None and len(found.invars) == len(given) and len(found.outvars) == len(equation.outvars):
             return self.run(inner, given)

@@ -48,7 +48,7 @@ class Whole:
         except (TypeError, ValueError, LookupError, AttributeError) as error:
             if isinstance(error, MegaDPError):
                 raise
-            raise invalid(f"transformation cannot be taken on parameters one by one: {error}") from error
+            raise invalid(f"transformation cannot be taken on parameters one by one: {type(error).__name__}: {error}") from error
         self.arrays, self.param_states = arrange("the transformation", {i: kept[shape] for i, shape in self._shapes.items() if shape in kept},
                                                  self._shapes)
 

@@ -14,6 +14,7 @@ from jax.experimental import io_callback
 
 from ._buffer import Buffer
 from ._comm import Comm
+from ._dtypes import FLOATS, named, one_of
 from ._errors import MegaDPError, Status, invalid
 from ._grid import Grid
 from ._jax_checkpoint import load_checkpoint, save_checkpoint
@@ -67,6 +68,18 @@ def _backward_over() -> None:
     jax.effects_barrier()  # type: ignore[no-untyped-call, unused-ignore]
 
 
+def _check_grad(param: Param, leaf: Any) -> None:
+    """What Buffer.put would refuse; it does not wait for values that are still being computed."""
+    what = f"grad of parameter {param.name!r}"
+    if numpy.shape(leaf) != param.shape:
+        raise invalid(f"{what} has shape {numpy.shape(leaf)}; the parameter has {param.shape}")
+    dtype = leaf.dtype if hasattr(leaf, "dtype") else numpy.asarray(leaf).dtype
+    if named(dtype) not in FLOATS or not getattr(dtype, "isnative", True):
+        raise invalid(f"{what} has dtype {dtype}; it {one_of(FLOATS)}, in this machine's byte order: .astype(numpy.float32), say")
+    if getattr(leaf, "is_deleted", bool)() is True:
+        raise invalid(f"{what} has been deleted: it was donated to a function (donate_argnums), or delete() was called")
+
+
 def _placed(value: Union[Placement, Placed]) -> Dict[str, Any]:
     return (Placed(value) if isinstance(value, str) else value)._asdict()
 
@@ -92,8 +105,9 @@ class Gradients:
         def put(grad: Any) -> None:  # on a thread of XLA's, which would make its own kind of error of an exception
             try:
                 self._put(number, grad)
+                self._failures.came()
             except BaseException as error:
-                self._failures.note(error)
+                self._failures.note_put(error)
 
         return put
 
@@ -106,17 +120,18 @@ class Gradients:
     def track(self, params: Any) -> Any:
         """The same pytree; in the backward pass each gradient goes to its bucket as soon as it is known. To be called once in the function
         that is differentiated, inside or outside of jit, on what the rest of it uses. A parameter that is used several times is summed up
-        by JAX and leaves once; one that is not used has no gradient (missing="zero" or "skip" allow that)."""
+        by JAX and leaves once; one that is not used has no gradient (missing="zero" or "skip" allow that). A function of jax.jit, once compiled,
+        keeps this track: with the next DataParallel or Averaging make it anew, or call jax.clear_caches()."""
         leaves = self._tree.flatten_up_to(params)
         return self._tree.unflatten([identity(leaf) for identity, leaf in zip(self._identities, leaves)])
 
     def put(self, grads: Any) -> None:
         """The plain path: puts a whole pytree of gradients, the last used first. Instead of track. Local.
-        Raises MegaDPError: INVALID (a shape is not the parameter's; nothing has been put then), STATE, as Buffer.put."""
+        Raises MegaDPError: INVALID (a shape is not the parameter's, a dtype is none of a gradient's, an array was donated; nothing has been put
+        then), STATE, as Buffer.put."""
         leaves: List[Any] = self._tree.flatten_up_to(grads)
         for param, leaf in zip(self.buffer.params, leaves):
-            if numpy.shape(leaf) != param.shape:
-                raise invalid(f"grad of parameter {param.name!r} has shape {numpy.shape(leaf)}; the parameter has {param.shape}")
+            _check_grad(param, leaf)
         for number in self._last_first:
             self._put(number, leaves[number])
 
@@ -179,13 +194,13 @@ class Averaging(Gradients):
         Raises as sync and put."""
         dtypes = self._dtypes
         if grads is not None:
-            dtypes = [jax.numpy.result_type(leaf) for leaf in self._tree.flatten_up_to(grads)]
             try:
                 self.put(grads)
             except MegaDPError as error:
                 if error.code != Status.STATE:
                     raise
                 self._failures.note(error)  # the other ranks are told at the sync
+            dtypes = [jax.numpy.result_type(leaf) for leaf in self._tree.flatten_up_to(grads)]
         self.sync()
         # Copies: the memory is the next step's.
         leaves = [numpy.array(self.buffer.grad(i, readonly=True).numpy(), dtype) for i, dtype in enumerate(dtypes)]
