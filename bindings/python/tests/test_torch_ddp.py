@@ -10,16 +10,16 @@ import support
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 CASES = ("clip_grad_norm", "clip_grad_value", "clip_half_width", "norm_for_a_log", "grad_scaler", "zero_2", "instances",
-         "changed_gradients", "batch_norm", "sync_batch_norm", "frozen", "frozen_for_a_while", "accumulation", "ends_earlier", "thrown_away",
-         "own_optimizer", "words")
+         "changed_gradients", "batch_norm", "buffers_unlike", "sync_batch_norm", "frozen", "frozen_for_a_while", "accumulation", "ends_earlier",
+         "thrown_away", "own_optimizer", "words")
 GRADS_CASES = ("norms_of_other_kinds", "norms_beside_other_tensors", "two_models", "assigned_data", "default_types")
-STATE_CASES = ("resumed", "torch_and_back", "consolidated")
+STATE_CASES = ("resumed", "torch_and_back", "consolidated", "distributed_checkpoint")
 RULE_CASES = ("rules", "schedules", "states", "lion", "several", "several_saved", "scaler", "scaler_clipped_infinity", "scaler_of_several",
               "scaler_state", "scaler_refused")
 
 ELEMENTWISE_CASES = ("elementwise", "elementwise_saved", "elementwise_beside_others", "elementwise_fails", "elementwise_refused")
-HABITS_CASES = ("reentrant", "two_losses", "graph_from_before", "shared_memory", "groups_without_some", "groups_with_more", "trials", "no_rate",
-                "autograd_grad", "assigned_gradients", "compiled_with_buffers", "compiled_while_gradients", "compiled_uses_of_gradients",
+HABITS_CASES = ("reentrant", "two_losses", "graph_from_before", "shared_memory", "methods_in_no_sync", "groups_without_some",
+                "groups_with_more", "trials", "no_rate", "autograd_grad", "assigned_gradients", "compiled_with_buffers", "compiled_while_gradients", "compiled_uses_of_gradients",
                 "conversions_of_nothing", "given_up_batches", "adversarial", "second_derivative", "words_of_other_calls", "zero_grad_on_one_rank",
                 "gradients_of_none", "gradients_of_none_beside_torch", "evaluation_on_one_rank")
 WHOLE_CASES = ("whole", "whole_owned_once", "whole_saved", "whole_half_width", "whole_refused", "whole_lbfgs")

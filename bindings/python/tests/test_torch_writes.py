@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """megadp.torch in one process: what scripts write into a model, by every way, what they put in the place of its parts, and copies of it."""
 import copy
+import ctypes
 import io
 import tempfile
 import unittest
 import warnings
 
 import torch
+from torch.nn.utils import prune
 
 import megadp
 import megadp.torch
 import support
+from megadp._torch_grads import stand_in_of, untouched
 from test_torch import World
 
 
@@ -185,6 +188,192 @@ class Writes(World):
         self.assertEqual(seen, [1, 2])
 
 
+class Flat(torch.nn.Module):
+    """Whose weights are views of one parameter, made once, kept as attributes of two kinds."""
+
+    def __init__(self, dtype, made_once):
+        super().__init__()
+        torch.manual_seed(5)
+        self.flat, self.made_once = torch.nn.Parameter(torch.randn(24, dtype=dtype)), made_once
+        self.weights = {"first": (self.views()[0],)}
+        self.last = torch.nn.Identity()
+        self.last.weight = self.views()[1]
+
+    def views(self):
+        return self.flat.view(6, 4)[:4], self.flat[16:].view(2, 4)
+
+    def forward(self, x):
+        first, last = (self.weights["first"][0], self.last.weight) if self.made_once else self.views()
+        return torch.nn.functional.linear(torch.nn.functional.linear(x, first), last)
+
+
+class Kept(World):
+    """Views of parameters that a module keeps follow them into the library's memory."""
+
+    def trained(self, made_once, dtype, **options):
+        module = Flat(dtype, made_once)
+        model = self.wrap(module, **options)
+        optimizer, losses = megadp.torch.ShardedSGD(model, lr=0.1), []
+        for step in range(3):
+            loss = model(torch.ones(3, 4, dtype=dtype)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        with torch.no_grad():
+            return [*losses, *module.weights["first"][0].flatten().tolist(), *module.last.weight.flatten().tolist()]
+
+    def test_views_follow(self):
+        for dtype in (torch.float32, torch.bfloat16):
+            for options in ({}, {"sharding": "zero_2"}, {"gather_in_forward": True}):
+                mine = self.trained(True, dtype, **options)
+                self.assertEqual(mine, self.trained(False, dtype, **options))
+                self.assertGreater(len(set(mine[:3])), 2)
+
+    def test_views_are_waited_for(self):
+        model = self.wrap(Flat(torch.float32, True), gather_in_forward=True)
+        optimizer = megadp.torch.ShardedSGD(model, lr=0.1)
+        model(torch.ones(3, 4)).sum().backward()
+        waited, wait = [], model.storage.wait
+        model.storage.wait = lambda number, *, stream=0: waited.append(number) or wait(number, stream=stream)
+        optimizer.step()
+        self.assertEqual(waited, [0])
+
+    def test_what_cannot_follow(self):
+        def wider(module):
+            memory = torch.ones(8)
+            module.weight = torch.nn.Parameter(memory[:6].view(2, 3))
+            module.kept = [{"memory": memory}]
+
+        def turned(module):
+            module.weight = torch.nn.Parameter(torch.ones(3, 2).t())
+            module.kept = [{"memory": module.weight.t()}]
+
+        def bits(module):
+            module.kept = [{"memory": module.weight.data.view(torch.int32)}]
+
+        for change in (wider, turned, bits):
+            module = torch.nn.Sequential(torch.nn.Linear(3, 2))
+            change(module[0])
+            with self.assertRaisesRegex(megadp.InvalidError, r"'0.kept\[0\]\[memory\]' shares memory with parameter '0.weight'.*in forward"):
+                self.wrap(module)
+            module[0].weight.requires_grad_(False)  # stays where it is
+            self.wrap(module)
+
+    def test_what_modules_keep(self):
+        """The parameters themselves, and what torch's own helpers make of them, in the module's memory or beside it."""
+        make = lambda: torch.nn.Linear(3, 3)  # noqa: E731
+        named = torch.nn.Linear(3, 3)
+        named.same, named.copied = [named.weight], named.weight.detach().clone()
+        x = torch.ones(2, 3)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that there are newer ones
+            older = [torch.nn.utils.weight_norm(make()), torch.nn.utils.spectral_norm(make())]
+        for module in (named, *older, torch.nn.LSTM(3, 4, 2), torch.nn.utils.parametrizations.weight_norm(make()),
+                       torch.nn.utils.parametrizations.spectral_norm(make()), prune.l1_unstructured(make(), "weight", 2)):
+            model = self.wrap(module)
+            optimizer = megadp.torch.ShardedSGD(model, lr=0.1)
+            losses = []
+            for _ in range(2):
+                out = model(x)
+                loss = (out[0] if isinstance(out, tuple) else out).square().mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                losses.append(loss.item())
+            self.assertNotEqual(*losses)
+
+
+class StandIns(World):
+    def test_stand_ins_have_memory(self):
+        """What writes into .grad and knows no __torch_function__, as process groups of torch's do, hits what is there for that, and nothing else."""
+        for dtype, sharding in ((torch.float32, "zero_2"), (torch.bfloat16, "zero_2"), (torch.bfloat16, "zero_1")):
+            ends = []
+            for write in (False, True):
+                torch.manual_seed(1)
+                model = self.wrap(torch.nn.Sequential(torch.nn.Linear(30, 50, dtype=dtype), torch.nn.Linear(50, 2, dtype=dtype)), sharding=sharding)
+                optimizer = megadp.torch.ShardedSGD(model, lr=0.1)
+                for _ in range(2):
+                    model(torch.ones(4, 30, dtype=dtype)).sum().backward()
+                    for p in model.parameters() if write else ():
+                        self.assertGreaterEqual(p.grad.untyped_storage().nbytes(), p.nbytes)
+                        self.assertTrue(p.grad.is_contiguous())
+                        ctypes.memset(p.grad.data_ptr(), 0x7f, p.nbytes)
+                    optimizer.step()
+                    optimizer.zero_grad()
+                ends.append([p.detach().clone() for p in model.parameters()])
+            self.assertTrue(all(map(torch.equal, *ends)))
+
+    def test_stand_ins_cost_nothing(self):
+        """A page that is written is memory, and comes back; all others are none."""
+        def pages():
+            with open("/proc/self/statm") as file:
+                return [int(number) << 12 for number in file.read().split()[:2]]
+
+        before, like = pages(), torch.empty(1 << 28, device="cpu")
+        there = stand_in_of(like, untouched(like.nbytes))
+        self.assertEqual(there[-1].item(), 0.0)
+        there[:1 << 20].fill_(1.0)
+        self.assertLess(pages()[1] - before[1], 64 << 20)
+        del there, like
+        self.assertLess(pages()[0] - before[0], 64 << 20)
+
+
+class Momentum(World):
+    def sgd(self, through=None):
+        """Ours and torch's: parameters and state after each of some steps with momentum that comes and goes. through: called while it is 0."""
+        ends = {True: [], False: []}
+        for own in ends:
+            torch.manual_seed(3)
+            module = torch.nn.Linear(3, 2)
+            groups = [{"params": [module.weight]}, {"params": [module.bias], "momentum": 0.0}]
+            model = self.wrap(module, param_groups=groups) if own else module
+            optimizer = megadp.torch.ShardedSGD(model, lr=0.1, momentum=0.9) if own else torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+            for step, values in enumerate(((0.9, 0.0), (0.9, 0.0), (0.0, 0.0), (0.0, 0.9), (0.9, 0.0), (0.5, 0.9))):
+                for group, momentum in zip(optimizer.param_groups, values):
+                    group["momentum"] = momentum
+                model(torch.full((2, 3), step + 1.0)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                if own and step == 2 and through is not None:
+                    through(model, optimizer)
+                ends[own].append(([p.detach().clone() for p in module.parameters()], copy.deepcopy(optimizer.state_dict()["state"])))
+        return ends.values()
+
+    def test_momentum_of_0_for_a_while(self):
+        """torch keeps the buffer from before."""
+        for (mine, state), (theirs, whole) in zip(*self.sgd()):
+            has = {number: {"momentum_buffer": entry["momentum_buffer"]} for number, entry in whole.items() if entry.get("momentum_buffer") is not None}
+            torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=0)
+            torch.testing.assert_close(state, has, rtol=1e-6, atol=0)
+
+    def test_saved_meanwhile(self):
+        def by_states(model, optimizer):
+            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+
+        def by_checkpoint(model, optimizer):
+            with tempfile.TemporaryDirectory() as folder:
+                megadp.torch.save_checkpoint(folder, model, optimizer)
+                model(torch.ones(2, 3)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                megadp.torch.load_checkpoint(folder, model, optimizer)
+
+        for through in (by_states, by_checkpoint):
+            mine, theirs = self.sgd(through)
+            torch.testing.assert_close([each[0] for each in mine], [each[0] for each in theirs], rtol=1e-6, atol=0)
+
+    def test_rate_as_a_tensor(self):
+        """It is trained with, and what cannot be saved of it is said with the remedy."""
+        model = self.wrap(torch.nn.Linear(3, 2))
+        optimizer = megadp.torch.ShardedAdamW(model, lr=torch.tensor(0.1))
+        scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
+        with tempfile.TemporaryDirectory() as folder:
+            for given, at in ((None, "param_groups.0.*lr"), (scheduler, "base_lrs")):
+                with self.assertRaisesRegex(megadp.InvalidError, at + ".* is a Tensor.*make it with a number"):
+                    megadp.torch.save_checkpoint(folder, model, optimizer, scheduler=given)
+
+
 class Interrupted(World):
     """Calls that meet, and signals whose handlers raise: nothing is lost, and zero_grad() begins anew."""
 
@@ -327,6 +516,13 @@ class Copies(World):
             again(x).sum().backward()
             megadp.torch.ShardedAdamW(again).step()
             self.assertTrue(torch.equal(model(x), expected))
+
+    def test_copies_of_optimizers(self):
+        """They would have no state."""
+        optimizer = megadp.torch.ShardedAdamW(self.wrap(torch.nn.Linear(3, 2)))
+        for copied in (copy.deepcopy, copy.copy, lambda each: torch.save(each, io.BytesIO()), lambda each: copy.deepcopy({"optimizer": each})):
+            with self.assertRaisesRegex(megadp.MegaDPError, r"ShardedAdamW cannot be pickled or copied.*state_dict\(\).*save_checkpoint"):
+                copied(optimizer)
 
     def test_allowed_by_name(self):
         """torch.load(weights_only=True) takes a file of the model where the script allows Unwrapped and the module's own classes."""

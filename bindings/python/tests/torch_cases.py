@@ -327,6 +327,27 @@ def case_batch_norm():
     assert len(set(every)) == 2, "with broadcast_buffers=False each rank has its own"
 
 
+def case_buffers_unlike():
+    """Of other shapes or types, though of as many bytes: bytes of one would be read as those of the other."""
+    rank, x = dist.get_rank(), batches(1)[0]
+    for values, said in ((torch.ones(3 + rank), "'side.place' is float32 of shape (3,) on rank 0|'side.place' is float32 of shape (4,) on rank 1"),
+                         (torch.ones((2, 2) if rank else (4,)), "of shape (4,) on rank 0|of shape (2, 2) on rank 1|broadcast_buffers=False"),
+                         (torch.ones(4, dtype=torch.int32 if rank else torch.float32), "is float32 of|is int32 of"),
+                         (torch.ones(4) if rank else None, "there are no more on rank 0|'side.place' is float32")):
+        module = fresh()
+        module.side.register_buffer("place", values)
+        refused(said, megadp.torch.DataParallel, module, megadp.Comm(timeout=60))
+        megadp.torch.DataParallel(module, megadp.Comm(timeout=60), broadcast_buffers=False)
+    module = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.BatchNorm1d(WIDTH))
+    model = megadp.torch.DataParallel(module, megadp.Comm(timeout=60))
+    model(x)
+    module[1].num_batches_tracked = module[1].num_batches_tracked.int()
+    model(x)  # another layout, and alike
+    if rank:
+        module[1].num_batches_tracked = module[1].num_batches_tracked.short()
+    refused("DESYNC|get other shapes or types they do on all ranks", model, x)
+
+
 def case_sync_batch_norm():
     """Like one process on the whole batch; torch's own refuses CPUs."""
     steps, sizes = 8, (5, 3)

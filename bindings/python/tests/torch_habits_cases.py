@@ -143,6 +143,24 @@ def case_shared_memory():
     own.DataParallel(torch.nn.LSTM(3, 4, 2), comm)
 
 
+def case_methods_in_no_sync():
+    """Forward by a method of the module's own: backward's place says whether it adds up, as no forward of the wrapper has."""
+    ends = []
+    for by_method in (True, False):
+        for sharding in SHARDINGS:
+            for last_by_method in (by_method, False):
+                model, optimizer = layers(sharding)
+                for step in range(3):
+                    for number in range(2):
+                        with model.no_sync():
+                            of_output(model.module if by_method else model, batch(10 * step + number, dist.get_rank())).backward()
+                    of_output(model.module if last_by_method else model, batch(10 * step + 2, dist.get_rank())).backward()
+                    take_step(optimizer)
+                ends.append([p.detach().clone() for p in model.parameters()])
+    for each in ends[1:]:
+        torch.testing.assert_close(each, ends[0], rtol=1e-6, atol=1e-7)
+
+
 def case_groups_without_some():
     module = Two()
     comm = megadp.Comm(timeout=60)

@@ -163,5 +163,13 @@ def case_consolidated():
     dist.barrier()
 
 
+def case_distributed_checkpoint():
+    """torch's, which takes a step to make the state, is told what to use."""
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict  # which takes a second
+
+    model, optimizer = ours()
+    refused("torch.distributed.checkpoint|save_checkpoint", get_optimizer_state_dict, model, optimizer)
+
+
 if __name__ == "__main__":
     main(sys.argv[1:], globals())

@@ -56,11 +56,12 @@ def _save(directory: "Path", model: "DataParallel", optimizer: Optimizers, sched
                          for name, part in _extra_states(model.module).items()}
     if scheduler is not None:
         states = [each.state_dict() for each in _schedulers(scheduler)]
-        shared["scheduler"] = pack(states if isinstance(scheduler, (list, tuple)) else states[0], "the scheduler's state_dict()")
+        shared["scheduler"] = _packed(states if isinstance(scheduler, (list, tuple)) else states[0], "the scheduler's state_dict()")
     if optimizers:
-        shared["groups"] = [pack({name: value for name, value in group.items() if name != "params"}, f"optimizer.param_groups[{number}]")
+        shared["groups"] = [_packed({name: value for name, value in group.items() if name != "params"}, f"optimizer.param_groups[{number}]")
                             for each in optimizers for number, group in enumerate(each.param_groups)]
     for each in optimizers:
+        each._before_saving()
         each._sharded.settle()
     wait_for_last(model)
     model.wait()
@@ -71,6 +72,15 @@ def _save(directory: "Path", model: "DataParallel", optimizer: Optimizers, sched
                          rank_data=to_bytes(_random_states(device)), keep=keep, wait=wait)
     model._saving = saving
     return saving
+
+
+def _packed(values: Any, what: str) -> Any:
+    """pack of what an optimizer or a scheduler has, which may have tensors where torch takes those for numbers."""
+    try:
+        return pack(values, what)
+    except MegaDPError as error:
+        raise invalid(f"{error.text}. Where it is a tensor that the optimizer was made with (lr=torch.tensor(0.1)), make it with a number (lr=0.1), the "
+                      "scheduler too, which keeps it as base_lrs") from None
 
 
 def load_checkpoint(directory: "Path", model: "DataParallel", optimizer: Optimizers, *, scheduler: Any = None,

@@ -129,7 +129,7 @@ def explained_forward(error: MegaDPError) -> MegaDPError:
     if error.code in (Status.PEER, Status.DESYNC, Status.TIMEOUT):
         error.text += (". A forward after one with gradients is collective where the module has buffers, as BatchNorm: it makes them those of rank 0. "
                        "To evaluate on one rank alone call model.module there, otherwise the model on all ranks; broadcast_buffers=False leaves each "
-                       "rank its own")
+                       "rank its own. Where module buffers get other shapes or types they do on all ranks")
         error.args = (error.args[0], error.text, *error.args[2:])
     return error
 

@@ -13,6 +13,7 @@ import torch
 
 from ._buffer import Buffer
 from ._errors import MegaDPError, Status
+from ._torch_eager import eager
 from ._torch_steps import stream_of
 
 _AT_ONCE = frozenset(("grad", "requires_grad", "shape", "dtype", "device", "is_cuda", "is_cpu", "ndim", "is_leaf", "_backward_hooks"))
@@ -111,15 +112,16 @@ def remove_idle_hooks(module: torch.nn.Module) -> None:
 
 
 class Gathering:
-    """Which parameters have been waited for since the last step. params: by number."""
+    """Which parameters have been waited for since the last step. params: by number. viewed: those that may be used by a view of them, too."""
 
-    def __init__(self, storage: Buffer, module: torch.nn.Module, params: Dict[int, torch.nn.Parameter]) -> None:
+    def __init__(self, storage: Buffer, module: torch.nn.Module, params: Dict[int, torch.nn.Parameter], viewed: List[torch.nn.Parameter]) -> None:
         self._storage, self._params = storage, params
         self._numbers = {id(p): i for i, p in params.items()}
         # Compiled code does not come through __torch_function__, and a class of its own would be compiled for anew.
         self._compiled = any(isinstance(part, torch.jit.ScriptModule) or type(part).__name__ == "OptimizedModule" or
                              getattr(part, "_compiled_call_impl", None) is not None for part in module.modules())
-        self._plain = {i: type(p) is torch.nn.Parameter and not self._compiled for i, p in params.items()}
+        apart = set(map(id, viewed))
+        self._plain = {i: type(p) is torch.nn.Parameter and not self._compiled and id(p) not in apart for i, p in params.items()}
         for i, p in params.items():
             if self._plain[i]:
                 _awaiting[id(p)] = self
@@ -136,6 +138,7 @@ class Gathering:
             else:  # nothing would say when it is used
                 self._storage.wait(i, stream=stream_of(p))
 
+    @eager
     def wait(self, p: torch.nn.Parameter) -> None:
         _end_waiting(p)
         if not self._storage.closed:

@@ -6,12 +6,14 @@ are still being reduced, and afterwards a rank holds its shard only. So every fu
 __torch_function__, and is one of these: it looks at no values; it takes a norm; it scales; it changes every element by itself; or it reads
 values, which is right only where all of them are on this rank, and refused otherwise.
 """
+import ctypes
 import math
 import weakref
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
+from . import _dlpack
 from ._errors import MegaDPError, Status, invalid
 from ._torch_eager import eager
 
@@ -36,6 +38,8 @@ _BY_ELEMENT = frozenset(("clamp_", "clip_", "clamp_min_", "clamp_max_", "_foreac
 _IN_PLACE = ("__iadd__", "__isub__", "__imul__", "__itruediv__", "__idiv__", "__ipow__", "__iand__", "__ior__", "__ixor__", "__ifloordiv__",
              "__imod__", "__ilshift__", "__irshift__", "__setitem__")
 
+_calloc = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t)(("calloc", ctypes.CDLL(None)))
+
 
 class Grad(torch.Tensor):
     """The gradient of one wrapped parameter, in the library's memory, or standing in for one that is kept there in a wider type."""
@@ -44,6 +48,7 @@ class Grad(torch.Tensor):
     _number: int
 
     @classmethod
+    @eager
     def __torch_function__(cls, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None) -> Any:
         return _dispatch(func, args, kwargs or {})
 
@@ -66,6 +71,31 @@ def make(plain: torch.Tensor, home: "Gradients", number: int) -> Grad:
     view = plain.as_subclass(Grad)  # type: ignore[arg-type, unused-ignore]
     view._home, view._number = weakref.ref(home), number
     return view
+
+
+def untouched(size: int) -> torch.Tensor:
+    """So many bytes of zeros on the host. Where nobody writes, the system has no pages for much of it. The struct that torch takes it by lies before
+    it, so that the C library's free, which needs no Python, gives both back."""
+    before = 128
+    address = _calloc(1, before + max(size, 1))
+    if not address:
+        raise MemoryError
+    managed = _dlpack.DLManagedTensor.from_address(address)
+    managed.deleter, tensor = _dlpack._free, managed.tensor
+    tensor.data, tensor.device_type, tensor.ndim, tensor.code, tensor.bits, tensor.lanes = address + before, _dlpack.CPU, 1, 1, 8, 1
+    length = ctypes.c_int64.from_address(address + ctypes.sizeof(managed))
+    length.value, tensor.shape = size, ctypes.pointer(length)
+    found: torch.Tensor = torch.utils.dlpack.from_dlpack(_dlpack._new_capsule(address, _dlpack._OLD, None))
+    return found
+
+
+def stand_in_of(p: torch.Tensor, nowhere: torch.Tensor) -> torch.Tensor:
+    """A tensor like p whose elements mean nothing. What gets at them past __torch_function__, as a process group of torch's does, finds as many as
+    there should be, on `nowhere`, which all stand-ins on the host share; on a GPU, where that would cost memory, one element, which NCCL's
+    process groups refuse by its strides."""
+    if p.device.type != "cpu":
+        return torch.zeros((), dtype=p.dtype, device=p.device).expand(p.shape)
+    return nowhere[:p.nbytes].view(p.dtype).view(p.shape).data  # .data: with a count of writes of its own
 
 
 def _gradients_in(value: Any, found: List[Grad]) -> List[Grad]:

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Module buffers over the ranks: rank 0's before a forward, and batch normalization over the batches of all ranks."""
 import copyreg
+import hashlib
+from itertools import zip_longest
 from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from ._comm import Comm
+from ._errors import invalid
 from ._grid import Grid
 from ._torch_eager import eager
 from ._torch_once import once
@@ -30,22 +33,25 @@ class ModuleBuffers:
     def __init__(self, module: torch.nn.Module, comm: Comm) -> None:
         self._comm = comm
         seen = set()
-        self._places: List[Tuple[Dict[str, Any], str]] = []  # where a buffer is found, also when another tensor has taken its place
-        for part in module.modules():
+        # Where a buffer is found, also when another tensor has taken its place; and its name.
+        self._places: List[Tuple[Dict[str, Any], str, str]] = []
+        for path, part in module.named_modules():
             for name, values in part._buffers.items():
                 if values is not None and id(values) not in seen:
                     seen.add(id(values))
-                    self._places.append((part._buffers, name))
+                    self._places.append((part._buffers, name, f"{path}.{name}" if path else name))
         self._key: Any = None
         self._stages: List[Tuple[torch.Tensor, List[int], List[torch.Tensor]]] = []
 
     def broadcast(self) -> None:
-        """Rank 0's values on all ranks. Collective."""
+        """Rank 0's values on all ranks. Collective. Raises MegaDPError: INVALID (the ranks' buffers are not of one kind, by name)."""
         if self._comm.size == 1:
             return
-        found = [buffers[name] for buffers, name in self._places if buffers.get(name) is not None]
+        named = [(path, buffers[name]) for buffers, name, path in self._places if buffers.get(name) is not None]
+        found = [values for _, values in named]
         key = [(values.device, values.dtype, values.shape) for values in found]
         if key != self._key:
+            self._compare([f"{path!r} is {str(values.dtype)[6:]} of shape {tuple(values.shape)}" for path, values in named])
             self._key, self._stages = key, list(map(self._stage, *self._by_device(found))) if found else []
         with torch.no_grad():
             for stage, numbers, views in self._stages:
@@ -57,6 +63,25 @@ class ModuleBuffers:
                 if self._comm.rank != 0:
                     with _unsafe_preserve_version_counter(tuple(those)):
                         torch._foreach_copy_(those, views)
+
+    def _compare(self, lines: List[str]) -> None:
+        """Once for each layout, since what is sent are bytes, which would do for other shapes and types of the same size."""
+        text = "\n".join(lines).encode()
+        digest = int.from_bytes(hashlib.sha256(text).digest()[:8], "little", signed=True)
+        own = torch.tensor([digest, len(text)], dtype=torch.int64, device="cpu")
+        every = own.new_empty(self._comm.size, 2)
+        self._comm.all_gather(own, every)
+        if bool((every == every[0]).all()):
+            return
+        padded = torch.tensor([*text, *bytes(int(every[:, 1].max()) - len(text))], dtype=torch.uint8, device="cpu")
+        texts = padded.new_empty(self._comm.size, len(padded))
+        self._comm.all_gather(padded, texts)
+        of_ranks = [bytes(row[:size]).decode().split("\n") for row, size in zip(texts.tolist(), every[:, 1].tolist())]
+        rank = next(number for number, each in enumerate(of_ranks) if each != of_ranks[0])
+        first, other = next((a, b) for a, b in zip_longest(of_ranks[0], of_ranks[rank], fillvalue="") if a != b)
+        raise invalid(f"module buffers, of which all ranks get rank 0's values, are not alike: {first or 'there are no more'} on rank 0, and "
+                      f"{other or 'there are no more'} on rank {rank}. Make the module alike on all ranks, or leave each rank its own by "
+                      "broadcast_buffers=False")
 
     @staticmethod
     def _by_device(found: List[torch.Tensor]) -> Tuple[List[List[int]], List[List[torch.Tensor]]]:

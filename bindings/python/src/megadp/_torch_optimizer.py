@@ -4,7 +4,7 @@ import difflib
 import warnings
 from contextlib import contextmanager
 from operator import is_
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, NoReturn, Optional, Sequence, Tuple
 
 import torch
 
@@ -124,6 +124,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
         found = {name: float(group[name]) for name in self._hyper if name != "betas"}
         return ParamGroup(betas=tuple(map(float, group["betas"])) if "betas" in self._hyper else None, **found)  # type: ignore[arg-type]
 
+    def _before_saving(self) -> None:
+        """Arrays are to be what torch has."""
+
+    def _taken(self, entries: Optional[Mapping[int, Mapping[str, Any]]]) -> None:
+        """State and groups have come. entries: torch's, by a parameter's number, of those that have one; None: from a checkpoint."""
+
     def _arrays_of(self, p: torch.Tensor) -> Tuple[str, ...]:
         """What torch keeps of a parameter that has taken part in a step."""
         return self._arrays
@@ -143,6 +149,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def state(self, value: Any) -> None:
         if self._complete:
             self._no_state.refuse()
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise MegaDPError(Status.UNSUPPORTED, f"{type(self).__name__} cannot be pickled or copied (torch.save, copy.deepcopy), since each rank keeps its "
+                          "shard of the state: save state_dict(), called on all ranks, or call megadp.torch.save_checkpoint")
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
         """Refused once the optimizer is there: memory and shards are laid out when a module is wrapped."""
@@ -215,7 +225,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> Dict[str, Any]:  # type: ignore[override, unused-ignore]
         """What the state_dict of torch's optimizer is after the same steps, whole and the same on all ranks, in copies on the CPU, float32;
-        of a parameter of less than 32 bits also its fp32 "master". So `state = optimizer.state_dict()` on all ranks, and torch.save on one; with
+        of a parameter of less than 32 bits also its fp32 "master"; nothing of parameters that were frozen when the module was wrapped. So `state = optimizer.state_dict()` on all ranks, and torch.save on one; with
         tensor-parallel ranks on one of each: it is of this one's parts, says so ("tensor_parallel"), and those of another are refused.
         With sharding="zero_0" or one rank local; otherwise collective and blocking, unless consolidate_state_dict was called
         before. Raises MegaDPError: STATE (collected on another rank), those of a lost communicator (TIMEOUT, if not all ranks call it)."""
@@ -248,9 +258,13 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._collected = (to, self._collect(to))
 
     def _collect(self, rank: Optional[int]) -> Any:
+        def collect() -> Any:
+            self._before_saving()
+            return self._sharded.collect(rank)
+
         try:
             # What a script's get_extra_state() collects is its own.
-            return self.model._alone("state_dict()", lambda: self._sharded.collect(rank), ("save_checkpoint()", "load_checkpoint()"))
+            return self.model._alone("state_dict()", collect, ("save_checkpoint()", "load_checkpoint()"))
         except MegaDPError as error:
             raise explained(error, f". state_dict() of {type(self).__name__} collects what all ranks keep: call it on all of them, and "
                             "torch.save on one") from None
@@ -272,8 +286,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
         number_of = {id(p): i for i, p in self._sharded.params.items()}
         saved = zip((number for group in groups for number in group["params"]), params)
         # torch has no state of a parameter before its first step, and none of a frozen one
-        self._sharded.load({number_of[id(p)]: state_dict["state"].get(number, {}) for number, p in saved if id(p) in number_of})
+        entries = {number_of[id(p)]: state_dict["state"].get(number, {}) for number, p in saved if id(p) in number_of}
+        self._sharded.load(entries)
         self._take_groups(groups)
+        self._taken(entries)
         self._collected = None
         for hook in getattr(self, "_optimizer_load_state_dict_post_hooks", {}).values():
             hook(self)
@@ -292,6 +308,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         if groups is not None:
             self._take_groups(groups)
         self._sharded.forget()
+        self._taken(None)
         self._collected = None
 
     def _groups_of(self, state_dict: Dict[str, Any]) -> Tuple[List[Dict[str, Any]], List[torch.Tensor]]:

@@ -3,7 +3,7 @@
 import warnings
 from itertools import chain
 from operator import is_, methodcaller
-from typing import Any, Dict, Iterator, List, Optional, Tuple, Union
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
 
 import torch
 
@@ -118,9 +118,7 @@ def check_apart(module: torch.nn.Module, trained: List[torch.nn.Parameter]) -> N
     places = []
     for name, values in (*module.named_parameters(), *module.named_buffers()):
         if values.layout is torch.strided and values.device.type != "meta" and values.numel():
-            begin = values.data_ptr()
-            size = values.element_size() * (1 + sum((n - 1) * step for n, step in zip(values.shape, values.stride())))
-            places.append((begin, begin + size, values.is_contiguous(), id(values) in mine, name))
+            places.append((*_extent(values), values.is_contiguous(), id(values) in mine, name))
     places.sort()
     one = (0, 0, False, False, "")  # of those so far the one that reaches furthest
     for next_ in places:
@@ -130,6 +128,70 @@ def check_apart(module: torch.nn.Module, trained: List[torch.nn.Parameter]) -> N
                           "go two ways, since each trained parameter gets memory of its own. Tie parameters as one (decoder.weight = encoder.weight), or "
                           "copy (.clone())")
         one = max(one, next_, key=lambda place: place[1])
+
+
+class Kept(NamedTuple):
+    """A tensor that a part of the module keeps as a plain attribute, on the memory of a parameter."""
+
+    values: torch.Tensor
+    of: torch.nn.Parameter
+    offset: int  # in elements
+
+    def follow(self) -> None:
+        """The parameter has other memory now, and so has this; in autograd's graph it stays what it is."""
+        memory = self.of.data
+        self.values.data = memory.as_strided(self.values.shape, self.values.stride(), memory.storage_offset() + self.offset)
+
+
+def kept_views(module: torch.nn.Module, trained: List[torch.nn.Parameter]) -> List[Kept]:
+    """Those on the memory of trained parameters, such as a view that was made in __init__: left where they are they would have the values from
+    before the training. Raises MegaDPError: INVALID, by names, of one that cannot follow its parameter."""
+    names = {id(p): name for name, p in module.named_parameters()}
+    places: Dict[int, List[torch.nn.Parameter]] = {}
+    for p in trained:
+        if _has_memory(p):
+            places.setdefault(p.untyped_storage().data_ptr(), []).append(p)
+    found = []
+    for name, values in _attributes(module):
+        for p in places.get(values.untyped_storage().data_ptr(), ()) if _has_memory(values) else ():
+            (begin, end), (of_begin, of_end) = _extent(values), _extent(p)
+            if begin >= of_end or of_begin >= end:
+                continue
+            if not (of_begin <= begin and end <= of_end and p.is_contiguous() and values.dtype == p.dtype):
+                raise invalid(f"attribute {name!r} shares memory with parameter {names[id(p)]!r}, which gets memory of its own when the module is "
+                              "wrapped, and is no plain view of it: make it in forward or by a property, or copy it (.clone())")
+            found.append(Kept(values, p, (begin - of_begin) // p.element_size()))
+            break
+    return found
+
+
+def _attributes(module: torch.nn.Module) -> Iterator[Tuple[str, torch.Tensor]]:
+    """Tensors that parts of the module keep, also in lists, tuples and dicts, beside parameters and module buffers."""
+    seen = {id(values) for values in chain(module.parameters(), module.buffers())}
+    for path, part in module.named_modules():
+        seen.update(map(id, (part._parameters, part._buffers, part._modules)))
+        waiting = [(f"{path}.{name}" if path else name, value) for name, value in vars(part).items()]
+        while waiting:
+            name, value = waiting.pop()
+            if id(value) in seen or not isinstance(value, (torch.Tensor, list, tuple, dict)):
+                continue
+            seen.add(id(value))
+            if isinstance(value, torch.Tensor):
+                yield name, value
+            else:
+                items = value.items() if isinstance(value, dict) else enumerate(value)
+                waiting += [(f"{name}[{key}]", item) for key, item in items if isinstance(item, (torch.Tensor, list, tuple, dict))]
+
+
+def _has_memory(values: torch.Tensor) -> bool:
+    """Subclasses of torch's that dispatch by themselves may have none."""
+    plain = type(values).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+    return plain and values.layout is torch.strided and values.device.type != "meta" and values.numel() > 0
+
+
+def _extent(values: torch.Tensor) -> Tuple[int, int]:
+    begin = values.data_ptr()
+    return begin, begin + values.element_size() * (1 + sum((n - 1) * step for n, step in zip(values.shape, values.stride())))
 
 
 class Registered:

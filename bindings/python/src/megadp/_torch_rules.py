@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sharded optimizers, by the arguments of torch's."""
-from typing import TYPE_CHECKING, Any, Dict, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
@@ -48,7 +48,7 @@ class ShardedAdam(ShardedOptimizer):
 
 class ShardedSGD(ShardedOptimizer):
     """torch.optim.SGD over this rank's shard, with dampening 0; nesterov is that of all groups, and stays. Made with momentum 0 in all groups
-    it keeps no momentum_buffer, and momentum stays 0. torch's state has no step counts of it: after load_state_dict reports count on from
+    it keeps no momentum_buffer, and momentum stays 0; momentum that is 0 for a while leaves a buffer as it is, as with torch. torch's state has no step counts of it: after load_state_dict reports count on from
     1. All else is as ShardedOptimizer says."""
 
     _hyper = ("lr", "momentum", "weight_decay")
@@ -65,6 +65,8 @@ class ShardedSGD(ShardedOptimizer):
         self._has_momentum = rule != "sgd"
         super().__init__(model, rule, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay},
                          {**options, "dampening": dampening, "nesterov": bool(nesterov)}, _defaults(torch.optim.SGD), max_grad_norm, groups)
+        # What a buffer is while its group's momentum is 0, when the library's steps write there and torch's do not. None: torch has none yet.
+        self._resting: Dict[int, Optional[torch.Tensor]] = {i: None for group in self.param_groups for i in self._at_rest(group)}
 
     def _values(self, group: Dict[str, Any], what: str) -> ParamGroup:
         found = super()._values(group, what)
@@ -75,17 +77,38 @@ class ShardedSGD(ShardedOptimizer):
                           "it with momentum above 0")
         return ParamGroup(found.lr, found.weight_decay)
 
+    def _at_rest(self, group: Dict[str, Any]) -> List[int]:
+        """Numbers of the group's parameters, if its momentum is 0."""
+        ids = {id(p) for p in group["params"]} if self._has_momentum and not group["momentum"] else ()
+        return [i for i, p in self._sharded.params.items() if id(p) in ids]
+
     def _changed(self, group: Dict[str, Any], before: ParamGroup, now: ParamGroup) -> None:
-        if before.momentum != 0 or not now.momentum:
-            return
-        ids = {id(p) for p in group["params"]}
-        for number, p in self._sharded.params.items():  # torch's begin with the first gradient then
-            if id(p) in ids:
-                as_tensor(self._native.state(number, "momentum_buffer")).zero_()
+        if before.momentum and not now.momentum:
+            for i in self._at_rest(group):
+                self._resting[i] = self._momentum(i).clone() if self._native.steps(i) else None
+        elif now.momentum and not before.momentum:
+            self._before_saving()
+            for p in group["params"]:
+                self._resting = {i: kept for i, kept in self._resting.items() if self._sharded.params[i] is not p}
+
+    def _before_saving(self) -> None:
+        for i, kept in self._resting.items():
+            if kept is None:  # begins with the first gradient then
+                self._momentum(i).zero_()
+            else:
+                self._momentum(i).copy_(kept)
+
+    def _taken(self, entries: Optional[Mapping[int, Mapping[str, Any]]]) -> None:
+        resting = [i for group in self.param_groups for i in self._at_rest(group)]
+        self._resting = {i: self._momentum(i).clone() if entries is None or "momentum_buffer" in entries.get(i, {}) else None for i in resting}
+
+    def _momentum(self, number: int) -> torch.Tensor:
+        return as_tensor(self._native.state(number, "momentum_buffer"))
 
     def _arrays_of(self, p: torch.Tensor) -> Tuple[str, ...]:
-        group = next(group for group in self.param_groups if any(each is p for each in group["params"]))
-        return ("momentum_buffer",) if group["momentum"] else ()
+        """While its momentum is 0 what it has been before."""
+        number = next(i for i, each in self._sharded.params.items() if each is p)
+        return ("momentum_buffer",) if self._has_momentum and self._resting.get(number, p) is not None else ()
 
 
 class ShardedLion(ShardedOptimizer):

@@ -17,7 +17,7 @@ from ._buffer import Buffer
 from ._comm import Comm
 from ._errors import MegaDPError, Status, invalid
 from ._tensor import Tensor
-from ._torch_grads import Grad, instead, make, refuse_change, refuse_values
+from ._torch_grads import Grad, instead, make, refuse_change, refuse_values, stand_in_of, untouched
 from ._torch_placement import Registered
 
 _ELEMENTS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64, "int64": torch.int64,
@@ -63,6 +63,7 @@ class Gradients:
         self.phase = USED
         self.in_no_sync = False
         self._last = True          # whether the pass whose forward came last is the step's last
+        self._by_forward = False   # the wrapper's forward has said so in this step; else backward says it: the module was called itself
         self._new_pass = True
         self._backward = False     # under way
         self._told = False         # the library knows of several passes
@@ -81,11 +82,11 @@ class Gradients:
         self._owned: Dict[int, List[Tuple[int, int]]] = {i: [] for i in params}
         for piece in storage.owned():
             self._owned[piece.param].append((piece.param_begin, piece.param_begin + piece.end - piece.begin))
+        nowhere = untouched(max((p.nbytes for p in params.values() if p.device.type == "cpu"), default=0))
         with torch.no_grad():
             for i, p in params.items():
-                # Torch wants gradients of the parameter's type: where the library keeps wider ones, or none, .grad is a stand-in of one
-                # element.
-                stand_in = torch.zeros((), dtype=p.dtype, device=p.device).expand(p.shape)
+                # Torch wants gradients of the parameter's type: where the library keeps wider ones, or none, .grad is a stand-in.
+                stand_in = stand_in_of(p, nowhere)
                 self._slots[i] = slot = stand_in if pooled else as_tensor(storage.grad(i))
                 plain = slot if not self._stands_in(i) else stand_in
                 self._views[i] = make(plain, self, i)
@@ -163,7 +164,7 @@ class Gradients:
 
     def forward(self, last: bool) -> None:
         """A pass begins whose backward is (not) the step's last."""
-        self._last, self._new_pass, self._backward = last, True, False
+        self._last, self._by_forward, self._new_pass, self._backward = last, True, True, False
 
     def _arrive(self, number: int, p: torch.nn.Parameter) -> None:
         view, grad = self._views[number], p.grad
@@ -232,14 +233,16 @@ class Gradients:
 
     def _begin_pass(self) -> None:
         if not self._last or self._told or self._anew:
+            self._told = True  # before it is: a signal's handler may raise behind the call
             self.storage.begin_microbatch(self._last)
-            self._told = True
         self.phase = LAST if self._last else ADDING
         self._anew = self._new_pass = False
         self._arrived = bytearray(len(self.names))
 
     def _backward_begins(self) -> None:
         self._backward = True
+        if not self._by_forward and self._last == self.in_no_sync:
+            self._last, self._new_pass = not self.in_no_sync, True
         self._when_backward_ends(Gradients._backward_ends)
 
     def _backward_ends(self) -> None:
@@ -327,7 +330,8 @@ class Gradients:
                 if p.grad is not None and p.grad is not self._views[i]:
                     raise MegaDPError(Status.STATE, f".grad of {self.names[i]!r} was assigned, and backward has brought none: a step takes what backward "
                                       "brings, and would leave this parameter as it is. (p * grad).sum() of all such parameters, added up, has these "
-                                      "gradients in its backward()", param=i)
+                                      "gradients in its backward(). (torch.distributed.checkpoint.state_dict does it, and has set the groups' lr to "
+                                      "0.0: use megadp.torch.save_checkpoint, or state_dict() of model and optimizer)", param=i)
                 continue
             if p.grad is not self._views[i]:
                 raise MegaDPError(Status.STATE, f".grad of {self.names[i]!r} was replaced between backward and step; change gradients in "
@@ -363,7 +367,7 @@ class Gradients:
     def _forget(self) -> None:
         count = len(self.names)
         self._arrived, self._held = bytearray(count), bytearray(count)
-        self._new_pass = True
+        self._new_pass, self._by_forward = True, False
         self._norms.clear()
 
     # Away with them

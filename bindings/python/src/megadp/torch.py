@@ -26,7 +26,7 @@ from ._torch_gather import Gathering
 from ._torch_linear import ColumnParallelLinear, RowParallelLinear
 from ._torch_modules import ModuleBuffers, SyncBatchNorm, broadcast_each, join_batch_norms
 from ._torch_optimizer import ShardedOptimizer, step_many
-from ._torch_placement import Registered, check_apart, compare_over, place, placed_by_name, registered_with
+from ._torch_placement import Kept, Registered, check_apart, compare_over, kept_views, place, placed_by_name, registered_with
 from ._torch_regions import (all_to_all_tensor_parallel, copy_to_tensor_parallel, gather_from_tensor_parallel, reduce_from_tensor_parallel,
                              reduce_scatter_to_tensor_parallel, scatter_to_tensor_parallel)
 from ._torch_rules import ShardedAdam, ShardedAdamW, ShardedLion, ShardedSGD
@@ -51,15 +51,16 @@ class DataParallel(torch.nn.Module):
 
     where: a Comm or a Grid; None: the ranks of torch.distributed where it is initialized (of process_group), otherwise the launcher's.
     The parameters' data moves into the library's memory, with rank 0's values on all ranks (of those with tensor-parallel ranks: on all that have
-    the same parts), and module buffers get rank 0's values, unless broadcast_buffers is False.
+    the same parts), and so do views of it that the module keeps as attributes; module buffers get rank 0's values, unless broadcast_buffers is False.
     param_groups: as torch's optimizers take them, for the sharded optimizers. register_frozen: parameters that are frozen (requires_grad False) when
     the module is wrapped may be trained later; each then takes the memory of a trained one (itself, its gradient, and 1/dp of its
     optimizer state). Without it they are broadcast and left alone, and it is an error if they are unfrozen. What is frozen after wrapping
     stays as it is meanwhile. broadcast_buffers (or forward_sync_buffers; None: True): module buffers are rank 0's before a forward that
     follows one with gradients, as DDP has it; such forwards are collective. torch.nn.SyncBatchNorm goes over these ranks, on CPUs too.
     gather_in_forward: parameters of a step are waited for as they are used, so that they are gathered meanwhile; not so where a layer is
-    compiled (all are waited for in the step) or a parameter is of a class of its own (it is). Compiled extensions that use weights of
-    other modules than their own need wait() before. device_ids: inputs are moved there, as DDP does.
+    compiled (all are waited for in the step) or a parameter is of a class of its own (it is). What is given weights and does not ask
+    __torch_function__ needs wait() before: extensions that use weights of other modules than their own, torch.tensor(p), a scripted function,
+    torch.func.grad, torch.utils.dlpack.to_dlpack, a process group's own collectives. device_ids: inputs are moved there, as DDP does.
     use_order: of each of module.parameters() when it is used, as storage.use_order() says after a step; None: in that order.
     options: those of Buffer, and DDP's other keywords, which have no effect (find_unused_parameters, static_graph,
     gradient_as_bucket_view: always so) or are refused by name. bucket_cap_mb: bucket_elements, in MiB of fp32.
@@ -77,7 +78,8 @@ class DataParallel(torch.nn.Module):
 
     A parameter that takes no part in a step (on this rank) is skipped. Between backward and step .grad stands for the reduced gradient:
     torch.nn.utils.clip_grad_norm_, clip_grad_value_ and torch.amp.GradScaler work on it, norms of it are over all ranks (all of that
-    collective); its values can be read with one rank or sharding="zero_0", and are refused otherwise.
+    collective); its values can be read with one rank or sharding="zero_0", and are refused otherwise. What does not ask __torch_function__ (torch.tensor(p.grad), a
+    scripted function and the others above) is not refused, and sees no reduced gradient.
     Collective; blocking. One thread at a time. Raises MegaDPError, as Buffer; INVALID for an option that is not offered.
 
     module: what was wrapped. storage: the Buffer. trained: registered parameters by number. require_backward_grad_sync: as in DDP.
@@ -116,6 +118,7 @@ class DataParallel(torch.nn.Module):
         self.trained = {i: p for i, (_, p) in enumerate(named) if p.requires_grad or register_frozen}
         self._left_out = [(name, p) for i, (name, p) in enumerate(named) if i not in self.trained]
         check_apart(module, list(self.trained.values()))
+        kept = kept_views(module, list(self.trained.values()))
         self.group_options, self.group_params, groups = ddp.read_groups(param_groups, list(self.trained.values()), [p for _, p in self._left_out])
         places = registered_with(module, named, where)
         self.storage = Buffer(where, [Param(name, tuple(p.shape), p.dtype if i in self.trained else "f32", param_group=groups.get(id(p), 0),
@@ -123,14 +126,14 @@ class DataParallel(torch.nn.Module):
                                       for i, (name, p) in enumerate(named)], **buffer_options)
         self._sharding = buffer_options.get("sharding", "default")
         self._comm, norms_over, whole = self._groups_of(where, self._sharding == "zero_0")
-        self._take_memory()
+        self._take_memory(kept)
         self.registered = Registered(module, self.names, self.trained, [p for _, p in self._left_out])
         self.gradients = Gradients(self.storage, self.names, self.registered, self.trained, norms_over, whole,
                                    self._sharding == "zero_2", where._instances if isinstance(where, Grid) else 1)
         self.gradients.hook()
         self.broadcasts_buffers = ddp.broadcasts_buffers(broadcast_buffers, forward_sync_buffers)
         self._share_the_rest(broadcast_buffers is not False)
-        self._gathering = Gathering(self.storage, module, self.trained) if gather_in_forward else None
+        self._gathering = Gathering(self.storage, module, self.trained, [each.of for each in kept]) if gather_in_forward else None
         self._placed_as = placed_by_name(module)
         self._together: Optional[Together] = None
         self._alone = Alone()
@@ -145,12 +148,14 @@ class DataParallel(torch.nn.Module):
         alone = all(where.coords(axis)[1] == 1 for axis in ("tp", "pp")) and where.coords("ep", expert=True)[1] == 1
         return comm, comm if alone else None, unsharded or where._tree.size == 1
 
-    def _take_memory(self) -> None:
+    def _take_memory(self, kept: Sequence[Kept]) -> None:
         with torch.no_grad():
             for i, p in self.trained.items():
                 memory = as_tensor(self.storage.param(i))
                 memory.copy_(p.data)
                 p.data = memory
+            for each in kept:
+                each.follow()
         self.storage.changed()
         self.storage.broadcast()
         # Of those whose masters have more bits, what was written last. Where torch writes it counts; the library's writes do not.
