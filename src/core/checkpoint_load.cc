@@ -471,7 +471,7 @@ class Load {
 
   Status copy() {
     for (const CheckpointPart& part : config_.parts) {
-      if (Status forgotten = part.buffer->gradients().forget_rounding(); !forgotten) return forgotten;
+      if (Status forgotten = part.buffer->gradients().forget_residuals(); !forgotten) return forgotten;
     }
     for (const Job& job : jobs_) {
       if (Status copied = copy(job); !copied) return copied;

@@ -75,7 +75,7 @@ class Save {
   // A load takes what has a manifest for the checkpoint itself, and would not see what is saved in it.
   Status check_directory() const {
     const auto in = Folder::open(config_.directory);
-    if (!in || !in->has(kManifestName)) return {};
+    if (!in || in->entry(kManifestName) != Folder::Entry::other) return {};
     return invalid("directory is ", config_.directory, ", which has a ", kManifestName,
                    ": it is a checkpoint itself, or another program's; give the folder that checkpoints are to be in");
   }
@@ -242,7 +242,7 @@ class Save {
     const bool anyway = std::any_of(config_.parts.begin(), config_.parts.end(),
                                     [](const CheckpointPart& part) { return part.buffer->plan().config.ignore_memory; });
     return check_memory(*context_.world, config_.members(), kSaveCall, context_.saves.more_for(bytes), anyway, World::kFilesLine)
-        .with_context("mdp_checkpoint_save with a request, which writes from a copy (without one there is none)");
+        .with_context("mdp_checkpoint_save with a request, which writes from a copy (one without takes none)");
   }
 
   // All of it into memory of the saves', so that the training may write to its own.

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <filesystem>
+#include <system_error>
 
 #include "base/shape.h"
 
@@ -116,7 +118,8 @@ std::vector<Status> verify_checkpoint(const std::string& directory) {
   if (!source) return {source.status()};
   std::vector<Status> found;
   source->verify([&found](const Status& one) { found.push_back(one); });
-  if (!found.empty() && !Folder::open(source->path()) && !is_file(source->path())) {
+  std::error_code unknown;
+  if (!found.empty() && !std::filesystem::exists(source->path(), unknown) && !unknown) {
     return {system_error(text(source->path(), " was removed or renamed while it was read"), ENOENT)};
   }
   return found;

@@ -341,7 +341,7 @@ Status Gradients::wait_until_updated(uint32_t bucket, void* caller) {
 Status Gradients::end_reduced() {
   if (phase_ == Phase::open) return {};
   if (phase_ == Phase::failed || params_->step_changes().has_optimizer()) {
-    if (Status forgotten = forget_residuals(); !forgotten) return forgotten;
+    if (Status forgotten = zero_residuals(); !forgotten) return forgotten;
   }
   start_step();
   return {};
@@ -374,10 +374,10 @@ Status Gradients::zero(void* caller) {
   auto done = stream.record();
   if (!done) return done.status();
   // Often called right after mdp_microbatch_begin or mdp_grad_tokens: what these said holds.
-  const bool is_last = phase_ != Phase::open || is_last_, begun = phase_ == Phase::open && begun_;
-  const std::optional<double> tokens = phase_ == Phase::open ? tokens_ : std::nullopt;
+  const bool was_reduced = phase_ != Phase::open, is_last = was_reduced || is_last_, begun = !was_reduced && begun_;
+  const std::optional<double> tokens = was_reduced ? std::nullopt : tokens_;
   if (Status ended = end_reduced(); !ended) return ended;
-  start_step();
+  if (!was_reduced) start_step();
   tokens_ = tokens;
   is_last_ = is_last;
   begun_ = begun;

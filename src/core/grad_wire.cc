@@ -6,7 +6,7 @@
 //
 // A bucket that is longer than the window goes in turns: in each the same part of all pieces, as far as they reach. With ZeRO-0 the sums
 // are gathered, as f32. With error feedback what rounding took from an element is added to it the next time that its parameter has a
-// gradient; what it took from a step that was given up is forgotten.
+// gradient. It is forgotten where a step is given up that an optimizer was to take, and at a load; not where a step is skipped.
 #include <algorithm>
 #include <numeric>
 
@@ -14,7 +14,7 @@
 
 namespace megadp {
 
-Status Gradients::forget_residuals() {
+Status Gradients::zero_residuals() {
   for (const Arena& arena : arenas_->all()) {
     if (arena.residual == nullptr) continue;
     Status zeroed = arenas_->backend().zero(arenas_->grads().stream(), arena.residual->data(), arena.residual->bytes());

@@ -154,9 +154,9 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   void hold_for_step() { phase_ = Phase::stepping; }
   void start_step();
   // Without the lock: what rounding took from gradients of before a load.
-  Status forget_rounding() {
+  Status forget_residuals() {
     const std::lock_guard guard(mutex_);
-    return forget_residuals();
+    return zero_residuals();
   }
   bool has_launched() const { return next_launch_ > 0 || (is_pooled() && microbatch_ > 1); }  // anything of this step
   void count_exposed(uint64_t ns);                                                            // without the lock
@@ -261,7 +261,7 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   Result<std::shared_ptr<Transfer>> send_rounded(uint32_t bucket, const WindowOp& reduction);
   Status scatter_rounded(uint32_t bucket, const WindowOp& reduction, const Counts& pieces, uint64_t begin, uint64_t most);
   Status fill_wire(uint32_t bucket, uint64_t begin, uint64_t count, uint64_t at);
-  Status forget_residuals();
+  Status zero_residuals();
   // In grad_owned_sums.cc.
   Status find_owned_sums();
   Status sum_owned();

@@ -65,11 +65,13 @@ Status Saves::put(Backend& control, const std::shared_ptr<CheckpointWrite>& writ
     const auto asked = [](void* is_leaving) -> int32_t { return static_cast<std::atomic<bool>*>(is_leaving)->load() ? 1 : 0; };
     ask_while_waiting({asked, leaving.get()}, write->world->rank(), nullptr);
     outcome->status = write->run(start->mine);
-    // Mostly nobody waits for it any more.
-    if (outcome->status.code() == Code::aborted && !outcome->is_seen) {
+    if (outcome->status.code() != Code::aborted) return;
+    // Who has destroyed what it is of does not wait for it, mostly.
+    (void)attempt([&] {
       log(LogLevel::warning,
           text("the checkpoint that was being saved into ", write->directory, " was given up: ", outcome->status.text()));
-    }
+      return Status();
+    });
   };
   if (Status submitted = control.run(*stream_, work); !submitted) return submitted;
   outcome_ = std::move(outcome);

@@ -20,6 +20,7 @@ namespace {
 constexpr std::string_view kCheckpoint = "checkpoint-", kSaving = ".saving-", kRemoving = ".removing-";
 constexpr size_t kNumberDigits = 6;  // at least
 constexpr size_t kIdDigits = 16;     // of random_id()
+constexpr int kMostLists = 8;        // of a folder whose checkpoints go while they are looked at
 
 std::string numbered(std::string_view front, uint64_t number, size_t digits) {
   const std::string value = std::to_string(number);
@@ -62,8 +63,9 @@ std::string host_name() {
 bool is_saved_here(std::string_view name) {
   const std::string front = text(kSaving, host_name(), "-");
   if (!name.starts_with(front)) return false;
-  const std::string_view id = name.substr(front.size());
-  return id.size() >= kIdDigits && id.find('-') >= kIdDigits && (id.size() == kIdDigits || id[kIdDigits] == '-');
+  const std::string_view id = name.substr(front.size()), attempt = id.substr(std::min(id.size(), kIdDigits));
+  return id.find_first_not_of("0123456789abcdef") >= kIdDigits && id.size() >= kIdDigits &&
+         (attempt.empty() || (attempt.starts_with('-') && attempt.find_first_not_of("0123456789", 1) == std::string_view::npos));
 }
 
 // Who saves holds a lock on its folder, which the system takes back when the process dies. Folders of other hosts are left alone: not all
@@ -183,22 +185,25 @@ void PendingCheckpoint::abandon() noexcept {
 
 Result<Folder> find_checkpoint(const std::string& directory) {
   auto in = Folder::open(directory);
-  if (!in || in->has(kManifestName)) return in;
-  for (bool again = true; again;) {
+  if (!in || in->entry(kManifestName) != Folder::Entry::none) return in;
+  for (int lists = 0; lists < kMostLists; ++lists) {
     auto numbers = checkpoints_in(*in);
     if (!numbers) return numbers.status();
-    again = false;
+    bool is_gone = false;
     for (const uint64_t number : *numbers) {
       const std::string name = numbered(kCheckpoint, number, kNumberDigits);
       auto folder = in->open_folder(name);
-      if (folder && folder->has(kManifestName)) return folder;
-      if (!in->has(name)) {
-        again = true;  // it was rotated away meanwhile, so there is a newer one
-        continue;
+      if (folder && folder->entry(kManifestName) != Folder::Entry::none) return folder;
+      const Folder::Entry found = in->entry(name);
+      if (found == Folder::Entry::none) {
+        is_gone = true;  // rotated away since, so there should be a newer one
+      } else if (!folder && found != Folder::Entry::other) {
+        return folder;  // an older one is not what the caller means
+      } else {
+        log(LogLevel::warning, text(in->path_of(name), " has no ", kManifestName, ", so it is no checkpoint: an older one is looked for"));
       }
-      if (!folder) return folder;  // an older one is not what the caller means
-      log(LogLevel::warning, text(folder->path(), " has no ", kManifestName, ", so it is no checkpoint: an older one is taken"));
     }
+    if (!is_gone) break;
   }
   return system_error(text("there is no checkpoint in ", directory), ENOENT);
 }

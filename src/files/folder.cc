@@ -142,7 +142,14 @@ Result<File> Folder::open_file(const std::string& name) const {
 }
 
 bool Folder::has(const std::string& name) const noexcept {
-  return ::faccessat(fd_.get(), name.c_str(), F_OK, 0) == 0 || (errno != ENOENT && errno != ENOTDIR);
+  return ::faccessat(fd_.get(), name.c_str(), F_OK, 0) == 0;
+}
+
+Folder::Entry Folder::entry(const std::string& name) const noexcept {
+  struct stat about;
+  if (::fstatat(fd_.get(), name.c_str(), &about, AT_SYMLINK_NOFOLLOW) != 0) return errno == ENOENT ? Entry::none : Entry::unknown;
+  if (::fstatat(fd_.get(), name.c_str(), &about, 0) != 0) return Entry::unknown;  // a link that leads nowhere
+  return S_ISDIR(about.st_mode) ? Entry::folder : Entry::other;
 }
 
 Result<std::vector<std::string>> Folder::list() const {

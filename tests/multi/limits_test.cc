@@ -150,7 +150,7 @@ void a_copy_counts_too(const Rank& rank) {
   mdp_request* request = nullptr;
   ok(mdp_barrier(rank.comm, nullptr));
   refused(mdp_checkpoint_save(&config, &request), MDP_E_MEMORY,
-          {"mdp_checkpoint_save with a request, which writes from a copy (without one there is none): rank",
+          {"mdp_checkpoint_save with a request, which writes from a copy (one without takes none): rank",
            "10485760 that /sys/fs/cgroup/memory.max allows"});
   require(request == nullptr, "a request was written");
   same_on_all(rank);

@@ -172,8 +172,8 @@ void test_links_are_not_followed() {
 void test_other_hosts_have_theirs() {
   in_a_folder([](const std::string& path) {
     const std::string mine = text(".saving-", host(), "-");
-    const std::string dead[] = {mine + kId, mine + kId + "-1"},
-                      others[] = {mine + "2-" + kId, text(".saving-", host(), "2-", kId), mine + "a"};
+    const std::string dead[] = {mine + kId, mine + kId + "-1"}, others[] = {mine + "2-" + kId, text(".saving-", host(), "2-", kId),
+                                                                            mine + "a", mine + kId + "0-" + kId, mine + kId + "-" + kId};
     for (const std::string& name : dead) fs::create_directory(fs::path(path) / name);
     for (const std::string& name : others) fs::create_directory(fs::path(path) / name);
     auto pending = PendingCheckpoint::create(path, "fedcba9876543210");
@@ -188,11 +188,15 @@ void test_an_older_one_is_not_taken_for_it() {
   in_a_folder([](const std::string& path) {
     write(fs::path(path) / "checkpoint-000001/manifest.json", "{}");
     fs::create_directory(fs::path(path) / "checkpoint-000002");  // nothing in it: no checkpoint
+    write(fs::path(path) / "checkpoint-000004", "a file of somebody's");
     const auto older = find_checkpoint(path);
     check(older.ok() && older->path() == path + "/checkpoint-000001", "the older one");
-    fs::create_symlink("checkpoint-000003", fs::path(path) / "checkpoint-000003");  // which nobody can open
-    const Status refused = find_checkpoint(path).status();
-    check(refused.code() == Code::system && refused.text().find("/checkpoint-000003: ") != std::string::npos, refused.text());
+    for (const char* leads_to : {"checkpoint-000003", "nowhere"}) {  // which nobody can open
+      fs::remove(fs::path(path) / "checkpoint-000003");
+      fs::create_symlink(leads_to, fs::path(path) / "checkpoint-000003");
+      const Status refused = find_checkpoint(path).status();
+      check(refused.code() == Code::system && refused.text().find("/checkpoint-000003: ") != std::string::npos, refused.text());
+    }
   });
 }
 

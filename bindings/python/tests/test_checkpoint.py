@@ -68,16 +68,6 @@ class Checkpoints(unittest.TestCase):
             megadp.save_checkpoint("/dev/null", buffer, wait=False)
             self.refused(megadp.Status.SYSTEM, "the save before this one", megadp.save_checkpoint, self.directory, buffer)
 
-    def test_the_end_of_the_program_waits_for_the_last_one(self):
-        """Nobody waits for its request, and it is there; large enough that it is not when save_checkpoint returns."""
-        self.run_ranks(2, """
-    comm = megadp.Comm()
-    buffer = megadp.Buffer(comm, {"w": (4_000_000,)})
-    megadp.save_checkpoint(os.environ["CHECKPOINTS"], buffer, wait=False)
-    print([], flush=True)
-        """)
-        megadp.verify_checkpoint(self.directory)
-
     def test_other_ranks_go_on(self):
         """Two ranks save after two steps and take a third; one and three ranks load, and take the same third."""
         ended = self.run_ranks(2, """

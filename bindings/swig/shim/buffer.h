@@ -98,7 +98,7 @@ class Buffer {
   /// over the data-parallel ranks. Once a step, before sync. Local; with half-width gradients on all ranks before the first one,
   /// collective.
   void tokens(double count, Failure& failure) {
-    call(failure, [&](auto* buffer) { return mdp_grad_tokens(buffer, count); });
+    collective(failure, [&](auto* buffer) { return mdp_grad_tokens(buffer, count); });
   }
   /// Parameters were written through views. Local.
   void changed(Failure& failure) {

@@ -147,7 +147,8 @@ class Comm {
 #endif
 
 #ifndef SWIG
-  explicit Comm(mdp_comm* comm) : comm_("Comm", comm, mdp_comm_destroy, std::make_shared<Operations>(0)) {}
+  explicit Comm(mdp_comm* comm, const std::shared_ptr<Operations>& operations = std::make_shared<Operations>(0))
+      : comm_("Comm", comm, mdp_comm_destroy, operations) {}
   const Handle<mdp_comm>& handle() const {
     return comm_;
   }

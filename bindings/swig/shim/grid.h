@@ -55,7 +55,8 @@ class Grid {
     return guarded(failure, [&]() -> Comm* {
       const auto grid = grid_.use_collectively(failure);
       mdp_comm* group = nullptr;
-      return grid && failure.take(mdp_grid_comm(grid.get(), static_cast<uint32_t>(axes), &group)) ? new Comm(group) : nullptr;
+      return grid && failure.take(mdp_grid_comm(grid.get(), static_cast<uint32_t>(axes), &group)) ? new Comm(group, grid_.operations())
+                                                                                                  : nullptr;
     });
   }
 

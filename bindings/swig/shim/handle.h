@@ -11,8 +11,8 @@
 
 namespace megadp {
 
-// How many operations were begun on a communicator and on what is made on it. Communicators of parts of its ranks have counts of their own:
-// another thread may use them.
+// How many operations were begun on a communicator and on what is made on it, a grid's groups among them. The parts of a split have counts
+// of their own: another thread may use them.
 using Operations = std::atomic<unsigned long long>;
 
 template <class T>

@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints: all ranks save parameters, optimizer state, arrays and bytes of the caller's; any number of ranks load them."""
-import atexit
 import ctypes
 import os
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Dict, List, Literal, Mapping, Optional, Sequence, Tuple, Union
 
 from . import _raw
 from ._buffer import Buffer
 from ._comm import c_text, choice, whole
-from ._errors import MegaDPError, Status, invalid
+from ._errors import MegaDPError, invalid
 from ._handles import inside
 from ._library import lib, sized, text_of
 from ._optimizer import Optimizer
@@ -45,8 +43,7 @@ def save_checkpoint(directory: "Path", *parts: Union[Buffer, Optimizer], tensors
     many of the newest checkpoints stay (0: all). To be called between steps. Collective over the world of the parts; blocking: it waits
     for files longer than the timeout. With wait=False it returns a Request when all is copied, and the copy is written while training goes
     on. One is written at a time: the next save or load waits for it. If the Optimizer or Buffer is closed before the Request has ended,
-    there is no checkpoint (ABORTED); a failure whose Request nobody has waited for is raised by the next save. The end of the program
-    waits for the last one.
+    there is no checkpoint (ABORTED); a failure whose Request nobody has waited for is raised by the next save.
     Raises MegaDPError, on all ranks, and older checkpoints stay: INVALID (names that differ or come twice), DESYNC, STATE, SYSTEM (names
     the file), those of a lost communicator."""
     fields = {"keep": whole(keep, "keep", 0, 2**64 - 1)}
@@ -56,34 +53,7 @@ def save_checkpoint(directory: "Path", *parts: Union[Buffer, Optimizer], tensors
         fields.update({f"{name}_data": ctypes.addressof(kept[-1]), f"{name}_bytes": len(kept[-1])})
     out = None if wait else ctypes.POINTER(_raw.mdp_request)()
     _collective(lib.mdp_checkpoint_save, directory, parts, tensors, False, fields, None if out is None else ctypes.byref(out))
-    return None if out is None else _awaited_at_exit(Request(out))
-
-
-_under_way: List[Request] = []  # saves that nobody may wait for
-
-
-def _awaited_at_exit(request: Request) -> Request:
-    def goes_on(one: Request) -> bool:
-        try:
-            return not one.done()
-        except MegaDPError:
-            return False
-
-    _under_way[:] = [one for one in _under_way if goes_on(one)] + [request]
-    return request
-
-
-def _at_exit() -> None:
-    for request in _under_way:
-        try:
-            if not request.failed:
-                request.wait()
-        except MegaDPError as error:
-            if error.code != Status.STATE:  # a forked child's: the save is the parent's
-                sys.stderr.write(f"megadp: warning: the last checkpoint was not written: {error}\n")
-
-
-atexit.register(_at_exit)  # before that of _waiting, which is older
+    return None if out is None else Request(out)
 
 
 def load_checkpoint(directory: "Path", *parts: Union[Buffer, Optimizer], tensors: Optional[Mapping[str, Any]] = None,

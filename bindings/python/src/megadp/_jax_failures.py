@@ -48,6 +48,7 @@ class Failures:
         self._buffer, self._where = buffer, where
         self._maker = threading.get_ident()
         self._begun = self._ended = 0  # by _clock: when a step's first gradient came, and when gradients were last synced
+        self._made = next(_clock)
         _newest[self._maker] = self
         self._world = where if isinstance(where, Comm) else where.comm("tp-cp-dp-pp")
         self._lock = threading.Lock()
@@ -65,11 +66,11 @@ class Failures:
             self._begun = next(_clock)
 
     def note_put(self, error: BaseException) -> None:
-        """Of a put in backward. Where a newer buffer of the same pytree has been stepped since this one's first gradient, it is told there: here
-        nobody asks."""
+        """Of a put in backward. Where a newer buffer of the same pytree has been stepped since this one's first gradient, and this one not since
+        that was made, it is told there: here nobody asks."""
         self.note(error)
         newer = _newest.get(self._maker)
-        if newer is None or newer is self or not isinstance(error, MegaDPError) or error.code != Status.STATE or _shapes(newer) != _shapes(self):
+        if newer is None or newer is self or self._ended > newer._made or not isinstance(error, MegaDPError) or error.code != Status.STATE or _shapes(newer) != _shapes(self):
             return
         if self._buffer.closed or newer._where is self._where and newer._ended > self._begun:
             newer.note(MegaDPError(Status.STATE, "gradients have gone to an earlier DataParallel or Averaging of the same pytree, which is "

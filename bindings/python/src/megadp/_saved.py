@@ -85,7 +85,7 @@ def wait_for_last(home: Any) -> None:
     """What is found in the directory is then what was saved last. home._saving holds its Request, so the library takes a failure of it for
     known: it is told here unless the script has heard of it."""
     saving, home._saving = home._saving, None
-    if saving is not None and not saving.failed:
+    if saving is not None and not saving._failed:
         saving.wait()
 
 

@@ -100,7 +100,7 @@ class ShardedSGD(ShardedOptimizer):
 
     def _taken(self, entries: Optional[Mapping[int, Mapping[str, Any]]]) -> None:
         resting = [i for group in self.param_groups for i in self._at_rest(group)]
-        self._resting = {i: self._momentum(i).clone() if entries is None or "momentum_buffer" in entries.get(i, {}) else None for i in resting}
+        self._resting = {i: self._momentum(i).clone() if entries is None or entries.get(i, {}).get("momentum_buffer") is not None else None for i in resting}
 
     def _momentum(self, number: int) -> torch.Tensor:
         return as_tensor(self._native.state(number, "momentum_buffer"))

@@ -34,7 +34,7 @@ class Request(InProcess):
 
     def __init__(self, pointer: Any, arrays: Tuple[Any, ...] = ()) -> None:
         _sweep()
-        self.failed = False  # and that was said
+        self._failed = False  # and that was said
         self._operation = _Operation(Handle(pointer, lib.mdp_request_free, "Request"), arrays)
         _operations.add(self._operation)
         weakref.finalize(self, _drop, self._operation).atexit = False
@@ -56,7 +56,7 @@ class Request(InProcess):
         except MegaDPError as error:
             if error.code != Status.STATE:  # a forked child's question: the operation is the parent's
                 self._operation.arrays = ()
-                self.failed = True
+                self._failed = True
             raise
         self._operation.arrays = ()
         return True
