@@ -27,6 +27,11 @@ def broadcast_each(comm: Comm, tensors: List[torch.Tensor]) -> None:
                 values.copy_(whole)
 
 
+def _kind(values: torch.Tensor) -> str:
+    where = "" if values.device.type == "cpu" else f" in memory of {values.device.type}"
+    return f"{str(values.dtype)[6:]} of shape {tuple(values.shape)}{where}"
+
+
 class ModuleBuffers:
     """The buffers of a module, sent as one array."""
 
@@ -51,7 +56,7 @@ class ModuleBuffers:
         found = [values for _, values in named]
         key = [(values.device, values.dtype, values.shape) for values in found]
         if key != self._key:
-            self._compare([f"{path!r} is {str(values.dtype)[6:]} of shape {tuple(values.shape)} on {values.device.type}" for path, values in named])
+            self._compare([f"{path!r} is {_kind(values)}" for path, values in named])
             self._key, self._stages = key, list(map(self._stage, *self._by_device(found))) if found else []
         with torch.no_grad():
             for stage, numbers, views in self._stages:
