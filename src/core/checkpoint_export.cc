@@ -32,7 +32,8 @@ class Export {
         return unsupported(in_quotes(array.name), " is ", array.foreign, " in ", source_.path(), ", which the library does not have");
       }
       if (array.is_state()) continue;
-      if (array.name == kMetadataName) return unsupported(in_quotes(array.name), " is no name of a tensor in a safetensors file");
+      if (array.name == kMetadataName)
+        return unsupported(in_quotes(array.name), " names no tensor in a safetensors file; register or save it under another name");
       if (array.is_frozen) {
         ++frozen;
       } else {

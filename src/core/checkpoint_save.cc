@@ -49,8 +49,9 @@ class Save {
       write_->given_up = given_up();
       return collect();
     });
-    if (Status room = check_room(mine.ok() ? bytes_of_copy() : 0); !room) return room;
-    if (mine.ok()) mine = attempt([this] { return copy_pieces(); });
+    const uint64_t bytes = mine.ok() ? bytes_of_copy() : 0;
+    if (Status room = check_room(bytes); !room) return room;
+    if (mine.ok()) mine = attempt([&] { return copy_pieces(bytes); });
     return context_.saves.submit(config_.parts.front().buffer->arenas().shared_context(), write_, mine);
   }
 
@@ -246,8 +247,8 @@ class Save {
   }
 
   // All of it into memory of the saves', so that the training may write to its own.
-  Status copy_pieces() {
-    auto room = context_.saves.room(*context_.backend, bytes_of_copy());
+  Status copy_pieces(uint64_t bytes) {
+    auto room = context_.saves.room(*context_.backend, bytes);
     if (!room) return room.status();
     std::byte* to = *room;
     for (PieceToWrite& piece : pieces()) {

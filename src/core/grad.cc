@@ -337,7 +337,8 @@ Status Gradients::wait_until_updated(uint32_t bucket, void* caller) {
   return status;
 }
 
-// A step that was reduced ends without an optimizer's. Where there is none, the caller has used the gradients.
+// A synced step ends without a step of the library's: it was given up, or, where the buffer has no optimizer, the caller has used the
+// gradients.
 Status Gradients::end_reduced() {
   if (phase_ == Phase::open) return {};
   if (phase_ == Phase::failed || params_->step_changes().has_optimizer()) {

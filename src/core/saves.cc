@@ -66,7 +66,7 @@ Status Saves::put(Backend& control, const std::shared_ptr<CheckpointWrite>& writ
     ask_while_waiting({asked, leaving.get()}, write->world->rank(), nullptr);
     outcome->status = write->run(start->mine);
     if (outcome->status.code() != Code::aborted) return;
-    // Who has destroyed what it is of does not wait for it, mostly.
+    // Its buffer, optimizer or communicator was destroyed: mostly nobody asks the request then.
     (void)attempt([&] {
       log(LogLevel::warning,
           text("the checkpoint that was being saved into ", write->directory, " was given up: ", outcome->status.text()));

@@ -142,7 +142,8 @@ Result<File> Folder::open_file(const std::string& name) const {
 }
 
 bool Folder::has(const std::string& name) const noexcept {
-  return ::faccessat(fd_.get(), name.c_str(), F_OK, 0) == 0;
+  const Entry found = entry(name);
+  return found == Entry::folder || found == Entry::other;
 }
 
 Folder::Entry Folder::entry(const std::string& name) const noexcept {

@@ -52,15 +52,16 @@ class Folder {
   Result<std::optional<Folder>> make_folder(const std::string& name) const;
   Result<File> create_file(const std::string& name) const;  // must not be there yet
   Result<File> open_file(const std::string& name) const;    // to read; an ordinary file
-  bool has(const std::string& name) const noexcept;
+  // What has this name in it, or what a link of this name leads to.
   enum class Entry {
     none,
     folder,
-    other,
-    unknown  // it is there, or may be: this process cannot look
+    other,   // a file, say
+    unknown  // this process cannot look, or the link leads nowhere
   };
   Entry entry(const std::string& name) const noexcept;
-  Result<std::vector<std::string>> list() const;  // in no order
+  bool has(const std::string& name) const noexcept;  // a folder or other
+  Result<std::vector<std::string>> list() const;     // in no order
   // Names made or removed in it survive a loss of power.
   Status sync() const;
   // false: `to` is there already, and nothing was changed.

@@ -265,6 +265,19 @@ static void exports_are_models(void** state) {
   job_close(&j);
 }
 
+/* Readers would take it for what is no tensor. */
+static void a_name_that_the_format_has_taken(void** state) {
+  (void)state;
+  static const char* const names[2] = {"a", "__metadata__"};
+  job j = two_params(names);
+  char from[600];
+  OK(save(&j, "taken"));
+  snprintf(from, sizeof from, "%s", path_of("taken"));
+  FAILS(MDP_E_UNSUPPORTED, "'__metadata__' names no tensor in a safetensors file",
+        mdp_checkpoint_export(from, path_of("taken.safetensors"), 0));
+  job_close(&j);
+}
+
 /* ── Damage ── */
 
 static void flip(const char* name, long at) {
@@ -302,7 +315,8 @@ static void every_damage_is_told(void** state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {TEST(others_files_are_taken), TEST(long_arrays_may_lie_askew), TEST(what_is_no_model_is_refused),
-                                     TEST(exports_are_models), TEST(every_damage_is_told)};
+  const struct CMUnitTest tests[] = {TEST(others_files_are_taken),           TEST(long_arrays_may_lie_askew),
+                                     TEST(what_is_no_model_is_refused),      TEST(exports_are_models),
+                                     TEST(a_name_that_the_format_has_taken), TEST(every_damage_is_told)};
   return cmocka_run_group_tests(tests, open_folder, close_folder);
 }

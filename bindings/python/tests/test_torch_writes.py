@@ -13,7 +13,7 @@ from torch.nn.utils import prune
 import megadp
 import megadp.torch
 import support
-from megadp._torch_grads import stand_in_of, untouched
+from megadp._torch_grads import lazy_zeros, stand_in_of
 from test_torch import World
 
 
@@ -311,7 +311,7 @@ class StandIns(World):
                 return [int(number) << 12 for number in file.read().split()[:2]]
 
         before, like = pages(), torch.empty(1 << 28, device="cpu")
-        there = stand_in_of(like, untouched(like.nbytes))
+        there = stand_in_of(like, lazy_zeros(like.nbytes))
         self.assertEqual(there[-1].item(), 0.0)
         there[:1 << 20].fill_(1.0)
         self.assertLess(pages()[1] - before[1], 64 << 20)

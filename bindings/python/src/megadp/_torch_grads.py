@@ -73,7 +73,7 @@ def make(plain: torch.Tensor, home: "Gradients", number: int) -> Grad:
     return view
 
 
-def untouched(size: int) -> torch.Tensor:
+def lazy_zeros(size: int) -> torch.Tensor:
     """So many bytes of zeros on the host. Where nobody writes, the system has no pages for much of it. The struct that torch takes it by lies before
     it, so that the C library's free, which needs no Python, gives both back."""
     before = 128
@@ -89,13 +89,13 @@ def untouched(size: int) -> torch.Tensor:
     return found
 
 
-def stand_in_of(p: torch.Tensor, nowhere: torch.Tensor) -> torch.Tensor:
+def stand_in_of(p: torch.Tensor, shared_zeros: torch.Tensor) -> torch.Tensor:
     """A tensor like p whose elements mean nothing. What gets at them past __torch_function__, as a process group of torch's does, finds as many as
-    there should be, on `nowhere`, which all stand-ins on the host share; on a GPU, where that would cost memory, one element, which NCCL's
+    there should be, on `shared_zeros`, which all stand-ins on the host share; on a GPU, where that would cost memory, one element, which NCCL's
     process groups refuse by its strides."""
     if p.device.type != "cpu":
         return torch.zeros((), dtype=p.dtype, device=p.device).expand(p.shape)
-    return nowhere[:p.nbytes].view(p.dtype).view(p.shape).data  # .data: with a count of writes of its own
+    return shared_zeros[:p.nbytes].view(p.dtype).view(p.shape).data  # .data: with a count of writes of its own
 
 
 def _gradients_in(value: Any, found: List[Grad]) -> List[Grad]:

@@ -87,11 +87,14 @@ class ShardedSGD(ShardedOptimizer):
             for i in self._at_rest(group):
                 self._resting[i] = self._momentum(i).clone() if self._native.steps(i) else None
         elif now.momentum and not before.momentum:
-            self._before_saving()
-            for p in group["params"]:
-                self._resting = {i: kept for i, kept in self._resting.items() if self._sharded.params[i] is not p}
+            self._put_back()
+            ids = {id(p) for p in group["params"]}
+            self._resting = {i: kept for i, kept in self._resting.items() if id(self._sharded.params[i]) not in ids}
 
     def _before_saving(self) -> None:
+        self._put_back()
+
+    def _put_back(self) -> None:
         for i, kept in self._resting.items():
             if kept is None:  # begins with the first gradient then
                 self._momentum(i).zero_()

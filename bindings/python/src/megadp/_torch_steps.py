@@ -17,7 +17,7 @@ from ._buffer import Buffer
 from ._comm import Comm
 from ._errors import MegaDPError, Status, invalid
 from ._tensor import Tensor
-from ._torch_grads import Grad, instead, make, refuse_change, refuse_values, stand_in_of, untouched
+from ._torch_grads import Grad, instead, lazy_zeros, make, refuse_change, refuse_values, stand_in_of
 from ._torch_placement import Registered
 
 _ELEMENTS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64, "int64": torch.int64,
@@ -82,11 +82,11 @@ class Gradients:
         self._owned: Dict[int, List[Tuple[int, int]]] = {i: [] for i in params}
         for piece in storage.owned():
             self._owned[piece.param].append((piece.param_begin, piece.param_begin + piece.end - piece.begin))
-        nowhere = untouched(max((p.nbytes for p in params.values() if p.device.type == "cpu"), default=0))
+        shared_zeros = lazy_zeros(max((p.nbytes for p in params.values() if p.device.type == "cpu"), default=0))
         with torch.no_grad():
             for i, p in params.items():
                 # Torch wants gradients of the parameter's type: where the library keeps wider ones, or none, .grad is a stand-in.
-                stand_in = stand_in_of(p, nowhere)
+                stand_in = stand_in_of(p, shared_zeros)
                 self._slots[i] = slot = stand_in if pooled else as_tensor(storage.grad(i))
                 plain = slot if not self._stands_in(i) else stand_in
                 self._views[i] = make(plain, self, i)

@@ -540,13 +540,8 @@ public final class Failures {
       buffer.sync();
       System.out.println("synced");
       if (comm.rank() == 0) {
-        Thread.currentThread().interrupt();
-        try {
-          comm.barrier();
-          throw new AssertionError("not interrupted"); // the other rank comes only after the next line
-        } catch (InterruptedException expected) {
-          System.out.println("interrupted");
-        }
+        interruptedInBarrier(comm); // the other rank comes only after the next lines
+        System.out.println("interrupted");
         Files.delete(Paths.get(System.getenv("FAILURES_FLAG")));
       } else {
         while (Files.exists(Paths.get(System.getenv("FAILURES_FLAG")))) {
@@ -562,17 +557,22 @@ public final class Failures {
     }
   }
 
+  static void interruptedInBarrier(Comm comm) {
+    Thread.currentThread().interrupt();
+    try {
+      comm.barrier();
+      throw new AssertionError("not interrupted");
+    } catch (InterruptedException expected) {
+      return;
+    }
+  }
+
   /** After another operation a barrier is a new one, whatever rank 0's thread was interrupted in. */
   static void left(Comm comm) throws Exception {
     java.nio.file.Path flag = Paths.get(System.getenv("FAILURES_FLAG"));
     if (comm.rank() == 0) {
-      Thread.currentThread().interrupt();
-      try {
-        comm.barrier();
-        throw new AssertionError("not interrupted"); // the other rank comes only after the next line
-      } catch (InterruptedException expected) {
-        Files.createFile(flag);
-      }
+      interruptedInBarrier(comm); // the other rank comes only after the next line
+      Files.createFile(flag);
     } else {
       while (!Files.exists(flag)) {
         Thread.sleep(5);
