@@ -990,6 +990,10 @@ MDP_API mdp_status mdp_checkpoint_export(const char* directory, const char* path
 MDP_API mdp_status mdp_request_test(mdp_request* request);
 MDP_API mdp_status mdp_request_wait(mdp_request* request, uint64_t timeout_ns);
 
+/* MDP_OK if the operation has ended, well or not, otherwise MDP_PENDING. Unlike mdp_request_test it tells of no failure, so that a save
+ * still does. */
+MDP_API mdp_status mdp_request_peek(mdp_request* request);
+
 /* Drops the request, finished or not; the operation goes on, and uses the caller's arrays until it has finished. */
 MDP_API void mdp_request_free(mdp_request* request);
 

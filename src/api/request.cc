@@ -31,6 +31,13 @@ mdp_status mdp_request_wait(mdp_request* request, uint64_t timeout_ns) {
   return wait_until(request, timeout_ns == UINT64_MAX ? Deadline::never() : Deadline::after_ns(timeout_ns));
 }
 
+mdp_status mdp_request_peek(mdp_request* request) {
+  return guard([&]() -> Status {
+    if (Status status = check_handle(request, "request", Need::anywhere); !status) return status;
+    return request->object->has_ended() ? Status() : Status(Code::pending, "the operation has not ended yet");
+  });
+}
+
 void mdp_request_free(mdp_request* request) {
   if (has_mark(request, kRequestHandle) && !request->context->world->in_forked_child() && request->object->claim_notification()) {
     settle_event(*request->context, false);

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdio>
+#include <cstdlib>
 #include <deque>
 #include <mutex>
 #include <thread>
@@ -36,6 +37,8 @@ struct Sink {
   std::atomic<bool> pending{false};  // lets deliver_logs() of a quiet library cost one load
 };
 
+void print_the_rest();
+
 // Never destroyed: monitor threads may log while the process is exiting.
 Sink& sink() {
   static Sink* const the_sink = [] {
@@ -49,6 +52,7 @@ Sink& sink() {
                        sink().delivering = false;
                        sink().mutex.unlock();
                      });
+    (void)std::atexit(print_the_rest);
     return made;
   }();
   return *the_sink;
@@ -66,6 +70,17 @@ const char* level_name(LogLevel level) {
       return "debug";
   }
   return "?";
+}
+
+// At the end of the process: what destroys and the library's own threads have logged since the last call. Not to a callback, whose language
+// may have ended.
+void print_the_rest() {
+  bool to_stderr = false;
+  {
+    const std::lock_guard<std::mutex> lock(sink().mutex);
+    to_stderr = sink().fn == nullptr;
+  }
+  if (to_stderr) deliver_logs();
 }
 
 void hand_over(LogFn fn, void* user, const Message& message) {

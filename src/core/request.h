@@ -22,6 +22,8 @@ class Request {
   Request(std::shared_ptr<Context> context, std::shared_ptr<Event> event, bool notifies, std::function<Status()> complete = {})
       : context_(std::move(context)), event_(std::move(event)), complete_(std::move(complete)), notifies_(notifies) {}
 
+  // Well or not, without asking how.
+  bool has_ended() const noexcept { return event_->done(); }
   // Code::pending (also if the caller is interrupted), or how it ended. Any thread; as often as wanted.
   Status test() { return wait(Deadline::after_ns(0)); }
   Status wait(Deadline deadline);

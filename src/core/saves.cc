@@ -18,9 +18,20 @@ constexpr int kNice = 10;  // the training goes first: about a tenth of a proces
 
 }  // namespace
 
-// Its thread ends at its next look: a wait for other ranks is a call that is interrupted.
+// Its thread ends at its next look: a wait for other ranks is a call that is interrupted. What became of the last one is told here if no
+// request has told it, as nobody can ask any more.
 Saves::~Saves() {
   is_leaving_->store(true);
+  if (!outcome_ || outcome_->is_seen.load()) return;
+  const bool is_over = outcome_->is_over.load();
+  if (is_over && (outcome_->status.ok() || outcome_->status.code() == Code::aborted)) return;  // the thread has told of the latter
+  (void)attempt([&] {
+    log(LogLevel::warning,
+        is_over ? text("the checkpoint that was saved into ", outcome_->directory, " is not there: ", outcome_->status.text())
+                : text("the checkpoint that is being saved into ", outcome_->directory,
+                       " is given up: its communicator is destroyed before it is written"));
+    return Status();
+  });
 }
 
 Status Saves::wait() {
@@ -58,6 +69,7 @@ Status Saves::put(Backend& control, const std::shared_ptr<CheckpointWrite>& writ
     return leaving->load() ? Outcome().status : wanted();
   };
   auto outcome = std::make_shared<Outcome>();
+  outcome->directory = write->directory;
   const auto work = [write, outcome, start, leaving = is_leaving_] {
     start->is_known.wait(false);
     (void)::setpriority(PRIO_PROCESS, 0, kNice);  // of this thread
@@ -65,8 +77,9 @@ Status Saves::put(Backend& control, const std::shared_ptr<CheckpointWrite>& writ
     const auto asked = [](void* is_leaving) -> int32_t { return static_cast<std::atomic<bool>*>(is_leaving)->load() ? 1 : 0; };
     ask_while_waiting({asked, leaving.get()}, write->world->rank(), nullptr);
     outcome->status = write->run(start->mine);
-    if (outcome->status.code() != Code::aborted) return;
-    // Its buffer, optimizer or communicator was destroyed: mostly nobody asks the request then.
+    outcome->is_over.store(true);
+    if (outcome->status.code() != Code::aborted || leaving->load()) return;
+    // Its buffer or optimizer was destroyed: mostly nobody asks the request then.
     (void)attempt([&] {
       log(LogLevel::warning,
           text("the checkpoint that was being saved into ", write->directory, " was given up: ", outcome->status.text()));

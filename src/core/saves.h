@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
+#include <string>
 
 #include "backend/backend.h"
 #include "base/status.h"
@@ -46,6 +46,8 @@ class Saves {
   };
   struct Outcome {
     Status status{Code::aborted, "the communicator was destroyed before the checkpoint was written"};
+    std::string directory;
+    std::atomic<bool> is_over{false};  // written after status, as the thread of the saves does
     std::atomic<bool> is_seen{false};
   };
 

@@ -24,7 +24,7 @@ LEFT_OUT = {
               "mdp_optimizer_set_update": "step!(f, ...), by pieces",
               "mdp_optimizer_step": "mdp_optimizer_step_many of one", "mdp_plan": "megadp plan, the program", "mdp_plan_json": "the same", "mdp_grid_groups_json": "the same"},
     "rust": {"mdp_buffer_to_dlpack": "slices", "mdp_optimizer_set_update": "step_with, by pieces", "mdp_status_name": "megadp::Code"},
-    "swig": {**CONTEXT, "mdp_log_set": "messages go to stderr", "mdp_optimizer_set_update": "begin_step, by pieces", "mdp_plan": "in mdp_plan_json's text"},
+    "swig": {**CONTEXT, "mdp_request_peek": "done", "mdp_log_set": "messages go to stderr", "mdp_optimizer_set_update": "begin_step, by pieces", "mdp_plan": "in mdp_plan_json's text"},
 }
 
 

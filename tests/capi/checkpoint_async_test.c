@@ -190,6 +190,8 @@ static void fail_and_go_on(const mdp_unique_id* id, int32_t rank, int32_t n, voi
   /* One rank has asked, the other has not: both learn of it with the next save, once. */
   OK(save(&j, "/dev/null", &request));
   if (rank == 0) FAILS(MDP_E_SYSTEM, "Not a directory", mdp_request_wait(request, UINT64_MAX));
+  while (mdp_request_peek(request) == MDP_PENDING) usleep(1000);
+  OK(mdp_request_peek(request)); /* it is not asked by that */
   mdp_request_free(request);
   FAILS(MDP_E_SYSTEM, "the save before this one", save(&j, directory, NULL));
   OK(mdp_barrier(j.comm, NULL));
@@ -257,6 +259,38 @@ static void what_is_destroyed_is_given_up(void** state) {
   job_close(&j);
 }
 
+static void collect(void* user, mdp_log_level level, const char* text, size_t length) {
+  if (level == MDP_LOG_WARNING) snprintf(user, 600, "%.*s", (int)length, text);
+}
+
+/* A save, and everything goes. What was logged of it. */
+static const char* log_of(const char* directory, mdp_status (*ask)(mdp_request*)) {
+  static char logged[600];
+  logged[0] = '\0';
+  OK(mdp_log_set(collect, logged));
+  job j = job_of(NULL, 0, 1, LARGE);
+  mdp_request* request = NULL;
+  OK(save(&j, directory, &request));
+  while (ask != NULL && ask(request) == MDP_PENDING) usleep(1000);
+  mdp_request_free(request);
+  job_close(&j);
+  OK(mdp_log_set(collect, logged)); /* what was logged is delivered at the end of a call */
+  OK(mdp_log_set(NULL, NULL));
+  return logged;
+}
+
+static void what_nobody_asked_is_logged(void** state) {
+  (void)state;
+  char directory[300];
+  path_of(directory, sizeof directory, "unasked");
+  CHECK(strstr(log_of("/dev/null", mdp_request_peek), "that was saved into /dev/null is not there: ") != NULL);
+  CHECK(log_of("/dev/null", mdp_request_test)[0] == '\0');
+  CHECK(log_of(directory, mdp_request_peek)[0] == '\0');
+  int given_up = 0;
+  for (int k = 0; k < 10 && !given_up; ++k) given_up = strstr(log_of(directory, NULL), "given up: ") != NULL;
+  CHECK(given_up);
+}
+
 static void its_end_is_an_event(void** state) {
   (void)state;
   char directory[300];
@@ -276,8 +310,8 @@ static void its_end_is_an_event(void** state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      TEST(what_was_there_is_saved),       TEST(one_after_another),   TEST(failures_reach_the_next_call),
-      TEST(what_is_destroyed_is_given_up), TEST(its_end_is_an_event),
+      TEST(what_was_there_is_saved),       TEST(one_after_another),           TEST(failures_reach_the_next_call),
+      TEST(what_is_destroyed_is_given_up), TEST(what_nobody_asked_is_logged), TEST(its_end_is_an_event),
   };
   return cmocka_run_group_tests(tests, open_folder, close_folder);
 }

@@ -33,8 +33,9 @@ To be called between steps. Collective over the world of the parts; blocking: it
 `tensors` that differs, and two ranks), `:STATE`, `:SYSTEM` (names the file), and those of a lost communicator.
 
 With `async` it returns a [`Request`](@ref) when all is copied, and the copy is written while training goes on. One is written at a time:
-the next save or load waits for it. If a part is closed before the request has ended there is no checkpoint (`:ABORTED`); a failure whose
-request nobody has waited for is thrown by the next save.
+the next save or load waits for it. Parts that nobody refers to any more are kept until it is written, and so is the process; but if a part is
+closed before, there is no checkpoint (`:ABORTED`). A failure whose request nobody has waited for is thrown by the next save, or printed as a
+warning when the communicator goes.
 """
 function save_checkpoint(directory, parts...; tensors = Dict(), shared_data = UInt8[], rank_data = UInt8[], keep = 0, row_major = false,
                          async = false)
@@ -46,9 +47,35 @@ function save_checkpoint(directory, parts...; tensors = Dict(), shared_data = UI
         save(out) = call_checkpoint(config -> Raw.mdp_checkpoint_save(config, out), directory, parts, arrays, row_major;
                                     shared_data = pointer(shared), shared_bytes = length(shared), rank_data = pointer(of_rank),
                                     rank_bytes = length(of_rank), keep = keep)
-        return async ? submit(save) : check(save(C_NULL))
+        async || return check(save(C_NULL))
+        request = submit(save)
+        see_through(request, parts)
+        return request
     end
 end
+
+const saves = Dict{Request,Any}()  # under way, and of what
+const saves_lock = ReentrantLock()
+is_under_way(save) = Raw.mdp_request_peek(save) == Raw.MDP_PENDING
+
+"What the save was begun from is kept until it has ended."
+function see_through(request, parts)
+    lock(() -> saves[request] = parts, saves_lock)
+    @async begin
+        while is_under_way(request)
+            sleep(SLICE_NS / 1e9)
+        end
+        lock(() -> delete!(saves, request), saves_lock)
+    end
+end
+
+function await_saves()
+    while any(is_under_way, lock(() -> collect(keys(saves)), saves_lock))
+        Libc.systemsleep(SLICE_NS / 1e9)
+    end
+end
+
+__init__() = atexit(await_saves)  # it runs before what is left is closed
 
 """
     load_checkpoint!(directory, parts...; tensors = Dict(), optional = (), params_only = false, load_hyper = false, row_major = false)

@@ -94,6 +94,7 @@ const FUNCTIONS = (
     :mdp_checkpoint_export,
     :mdp_request_test,
     :mdp_request_wait,
+    :mdp_request_peek,
     :mdp_request_free,
     :mdp_tp_region_fwd,
     :mdp_tp_region_bwd,
@@ -302,47 +303,49 @@ mdp_request_test(request) =
     ccall(entries[91], mdp_status, (Ptr{mdp_request},), request)
 mdp_request_wait(request, timeout_ns) =
     @waiting(entries[92], mdp_status, (Ptr{mdp_request}, UInt64), request, timeout_ns)
+mdp_request_peek(request) =
+    ccall(entries[93], mdp_status, (Ptr{mdp_request},), request)
 mdp_request_free(request) =
-    ccall(entries[93], Cvoid, (Ptr{mdp_request},), request)
+    ccall(entries[94], Cvoid, (Ptr{mdp_request},), request)
 mdp_tp_region_fwd(comm, config, from, to, stream) =
-    @waiting(entries[94], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_region_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, from, to, stream)
-mdp_tp_region_bwd(comm, config, from, to, stream) =
     @waiting(entries[95], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_region_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, from, to, stream)
+mdp_tp_region_bwd(comm, config, from, to, stream) =
+    @waiting(entries[96], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_region_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, from, to, stream)
 mdp_tp_linear_create(comm, config, out) =
-    @waiting(entries[96], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_linear_config}, Ptr{Ptr{mdp_tp_linear}}), comm, config, out)
+    @waiting(entries[97], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_linear_config}, Ptr{Ptr{mdp_tp_linear}}), comm, config, out)
 mdp_tp_linear_fwd(linear, input, weight, bias, output, stream, saved) =
-    @waiting(entries[97], mdp_status, (Ptr{mdp_tp_linear}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}, Ptr{Ptr{mdp_tp_saved}}), linear, input, weight, bias, output, stream, saved)
+    @waiting(entries[98], mdp_status, (Ptr{mdp_tp_linear}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}, Ptr{Ptr{mdp_tp_saved}}), linear, input, weight, bias, output, stream, saved)
 mdp_tp_linear_bwd(linear, saved, input, weight, grad_output, grad_input, grad_weight, grad_bias, flags, stream) =
-    @waiting(entries[98], mdp_status, (Ptr{mdp_tp_linear}, Ptr{mdp_tp_saved}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, UInt64, Ptr{Cvoid}), linear, saved, input, weight, grad_output, grad_input, grad_weight, grad_bias, flags, stream)
+    @waiting(entries[99], mdp_status, (Ptr{mdp_tp_linear}, Ptr{mdp_tp_saved}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, UInt64, Ptr{Cvoid}), linear, saved, input, weight, grad_output, grad_input, grad_weight, grad_bias, flags, stream)
 mdp_tp_saved_free(saved) =
-    ccall(entries[99], Cvoid, (Ptr{mdp_tp_saved},), saved)
+    ccall(entries[100], Cvoid, (Ptr{mdp_tp_saved},), saved)
 mdp_tp_linear_destroy(linear) =
-    ccall(entries[100], Cvoid, (Ptr{mdp_tp_linear},), linear)
+    ccall(entries[101], Cvoid, (Ptr{mdp_tp_linear},), linear)
 mdp_tp_embedding_fwd(comm, config, ids, weight, output, stream) =
-    @waiting(entries[101], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_embedding_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, ids, weight, output, stream)
+    @waiting(entries[102], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_embedding_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, ids, weight, output, stream)
 mdp_tp_embedding_bwd(comm, config, ids, grad_output, grad_weight, flags, stream) =
-    @waiting(entries[102], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_embedding_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, UInt64, Ptr{Cvoid}), comm, config, ids, grad_output, grad_weight, flags, stream)
+    @waiting(entries[103], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_embedding_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, UInt64, Ptr{Cvoid}), comm, config, ids, grad_output, grad_weight, flags, stream)
 mdp_tp_cross_entropy_fwd(comm, config, logits, targets, losses, saved, stream) =
-    @waiting(entries[103], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_cross_entropy_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, logits, targets, losses, saved, stream)
+    @waiting(entries[104], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_cross_entropy_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, logits, targets, losses, saved, stream)
 mdp_tp_cross_entropy_bwd(comm, config, logits, targets, saved, grad_losses, grad_logits, stream) =
-    ccall(entries[104], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_cross_entropy_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, logits, targets, saved, grad_losses, grad_logits, stream)
+    ccall(entries[105], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_cross_entropy_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, logits, targets, saved, grad_losses, grad_logits, stream)
 mdp_halo_create(comm, config, out) =
-    @waiting(entries[105], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_halo_config}, Ptr{Ptr{mdp_halo}}), comm, config, out)
+    @waiting(entries[106], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_halo_config}, Ptr{Ptr{mdp_halo}}), comm, config, out)
 mdp_halo_start(halo, fields, count, flags, stream) =
-    @waiting(entries[106], mdp_status, (Ptr{mdp_halo}, Ptr{mdp_tensor}, Csize_t, UInt64, Ptr{Cvoid}), halo, fields, count, flags, stream)
+    @waiting(entries[107], mdp_status, (Ptr{mdp_halo}, Ptr{mdp_tensor}, Csize_t, UInt64, Ptr{Cvoid}), halo, fields, count, flags, stream)
 mdp_halo_finish(halo, stream) =
-    @waiting(entries[107], mdp_status, (Ptr{mdp_halo}, Ptr{Cvoid}), halo, stream)
+    @waiting(entries[108], mdp_status, (Ptr{mdp_halo}, Ptr{Cvoid}), halo, stream)
 mdp_halo_array(halo, index, out) =
-    ccall(entries[108], mdp_status, (Ptr{mdp_halo}, UInt64, Ptr{mdp_tensor}), halo, index, out)
+    ccall(entries[109], mdp_status, (Ptr{mdp_halo}, UInt64, Ptr{mdp_tensor}), halo, index, out)
 mdp_halo_place(halo, coords, begins, whole) =
-    ccall(entries[109], mdp_status, (Ptr{mdp_halo}, Ptr{Int64}, Ptr{Int64}, Ptr{Int64}), halo, coords, begins, whole)
+    ccall(entries[110], mdp_status, (Ptr{mdp_halo}, Ptr{Int64}, Ptr{Int64}, Ptr{Int64}), halo, coords, begins, whole)
 mdp_halo_destroy(halo) =
-    ccall(entries[110], Cvoid, (Ptr{mdp_halo},), halo)
+    ccall(entries[111], Cvoid, (Ptr{mdp_halo},), halo)
 mdp_conv_split(config, parts, count, part, out) =
-    ccall(entries[111], mdp_status, (Ptr{mdp_conv_config}, Ptr{Int64}, Csize_t, Int32, Ptr{mdp_conv_part}), config, parts, count, part, out)
+    ccall(entries[112], mdp_status, (Ptr{mdp_conv_config}, Ptr{Int64}, Csize_t, Int32, Ptr{mdp_conv_part}), config, parts, count, part, out)
 mdp_cp_part(config, size, rank, sequence, ranges) =
-    ccall(entries[112], mdp_status, (Ptr{mdp_cp_config}, Int32, Int32, Int64, Ptr{Int64}), config, size, rank, sequence, ranges)
+    ccall(entries[113], mdp_status, (Ptr{mdp_cp_config}, Int32, Int32, Int64, Ptr{Int64}), config, size, rank, sequence, ranges)
 mdp_cp_attention_fwd(comm, config, fn, user, q, k, v, out, lse, stream) =
-    @waiting(entries[113], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_cp_config}, Ptr{Cvoid}, Ptr{Cvoid}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, fn, user, q, k, v, out, lse, stream)
+    @waiting(entries[114], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_cp_config}, Ptr{Cvoid}, Ptr{Cvoid}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, fn, user, q, k, v, out, lse, stream)
 mdp_cp_attention_bwd(comm, config, fn, user, q, k, v, out, lse, grad_out, grad_q, grad_k, grad_v, stream) =
-    @waiting(entries[114], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_cp_config}, Ptr{Cvoid}, Ptr{Cvoid}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, fn, user, q, k, v, out, lse, grad_out, grad_q, grad_k, grad_v, stream)
+    @waiting(entries[115], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_cp_config}, Ptr{Cvoid}, Ptr{Cvoid}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, fn, user, q, k, v, out, lse, grad_out, grad_q, grad_k, grad_v, stream)

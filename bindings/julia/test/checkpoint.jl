@@ -74,6 +74,23 @@ testcase("a checkpoint is written while training goes on") do
     end
 end
 
+testcase("the end of the program waits for the last checkpoint, of what nobody refers to any more") do
+    mktempdir() do folder
+        source = """
+            using MegaDP
+            function train()
+                dp = DataParallel(Comm(), (w = zeros(Float32, 3_000_000),))
+                save_checkpoint(ARGS[1], dp; async = true)
+                return nothing
+            end
+            train()
+            GC.gc()
+            """
+        run(`$(julia_command()) -e $source $folder`)
+        @test length(readdir(folder)) == 1 && checkpoint_damage(folder) == String[]
+    end
+end
+
 testcase("what of a checkpoint is refused, and which ones are kept") do
     mktempdir() do folder
         buffer, optimizer = checkpoint_job()

@@ -11,7 +11,7 @@ import megadp
 import support
 
 TRAINED = """
-    import array, os, megadp
+    import array, os, sys, time, megadp
 
     def job(comm, **options):
         buffer = megadp.Buffer(comm, {"w": (15,), "b": (7,)}, **options)
@@ -67,6 +67,35 @@ class Checkpoints(unittest.TestCase):
             del request
             megadp.save_checkpoint("/dev/null", buffer, wait=False)
             self.refused(megadp.Status.SYSTEM, "the save before this one", megadp.save_checkpoint, self.directory, buffer)
+
+    def test_nothing_is_lost_at_the_end(self):
+        """Nobody waits, and what is saved is closed, or is gone with the function that made it, before it is written."""
+        for number, end in enumerate(("return", "optimizer.close(); buffer.close(); comm.close()", "sys.exit(0)", "raise SystemExit")):
+            self.run_ranks(2, f"""
+    def train():
+        comm = megadp.Comm()
+        buffer = megadp.Buffer(comm, {{"w": (3_000_000,)}})
+        optimizer = megadp.Optimizer(buffer)
+        request = megadp.save_checkpoint(os.environ["CHECKPOINTS"], optimizer, wait=False)
+        assert not request.ended()
+        {end}
+    train()
+        """)
+            self.assertEqual(int(megadp.checkpoint_info(self.directory)["path"][-6:]), number + 1, end)
+            megadp.verify_checkpoint(self.directory)
+
+    def test_a_failure_that_nobody_asked_for_is_printed(self):
+        for way in ("", "del request", "comm.close()"):
+            ended = support.run_source(1, TRAINED + f"""
+    comm = megadp.Comm()
+    buffer, optimizer = job(comm)
+    request = megadp.save_checkpoint("/dev/null", buffer, wait=False)
+    while not request.ended():
+        time.sleep(0.01)
+    {way}
+        """, env=support.environment())
+            self.assertEqual(ended.returncode, 0, ended.stderr)
+            self.assertRegex(ended.stderr, "warning: the checkpoint that was saved into /dev/null is not there: .*Not a directory", way)
 
     def test_other_ranks_go_on(self):
         """Two ranks save after two steps and take a third; one and three ranks load, and take the same third."""

@@ -2,6 +2,8 @@
 """Checkpoints: all ranks save parameters, optimizer state, arrays and bytes of the caller's; any number of ranks load them."""
 import ctypes
 import os
+import threading
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Dict, List, Literal, Mapping, Optional, Sequence, Tuple, Union
 
@@ -9,11 +11,11 @@ from . import _raw
 from ._buffer import Buffer
 from ._comm import c_text, choice, whole
 from ._errors import MegaDPError, invalid
-from ._handles import inside
+from ._handles import Handle, inside
 from ._library import lib, sized, text_of
 from ._optimizer import Optimizer
 from ._tensor import operand
-from ._waiting import Request, run
+from ._waiting import SLICE, Request, run
 
 if TYPE_CHECKING:
     Path = Union[str, "os.PathLike[str]"]
@@ -42,8 +44,9 @@ def save_checkpoint(directory: "Path", *parts: Union[Buffer, Optimizer], tensors
     tensor-parallel. shared_data: any bytes, rank 0's count; rank_data: any bytes of this rank; checkpoint_data gives them back. keep: so
     many of the newest checkpoints stay (0: all). To be called between steps. Collective over the world of the parts; blocking: it waits
     for files longer than the timeout. With wait=False it returns a Request when all is copied, and the copy is written while training goes
-    on. One is written at a time: the next save or load waits for it. If the Optimizer or Buffer is closed before the Request has ended,
-    there is no checkpoint (ABORTED); a failure whose Request nobody has waited for is raised by the next save.
+    on. One is written at a time: the next save or load waits for it. An Optimizer or Buffer that is closed meanwhile, or that nobody refers
+    to any more, is kept until it is written, and so is the process. A failure whose Request nobody has waited for is raised by the next
+    save, or printed at the end of the process.
     Raises MegaDPError, on all ranks, and older checkpoints stay: INVALID (names that differ or come twice), DESYNC, STATE, SYSTEM (names
     the file), those of a lost communicator."""
     fields = {"keep": whole(keep, "keep", 0, 2**64 - 1)}
@@ -52,8 +55,25 @@ def save_checkpoint(directory: "Path", *parts: Union[Buffer, Optimizer], tensors
         kept.append(_bytes(data, f"{name}_data"))
         fields.update({f"{name}_data": ctypes.addressof(kept[-1]), f"{name}_bytes": len(kept[-1])})
     out = None if wait else ctypes.POINTER(_raw.mdp_request)()
-    _collective(lib.mdp_checkpoint_save, directory, parts, tensors, False, fields, None if out is None else ctypes.byref(out))
-    return None if out is None else Request(out)
+    handles = _collective(lib.mdp_checkpoint_save, directory, parts, tensors, False, fields, None if out is None else ctypes.byref(out))
+    if out is None:
+        return None
+    request = Request(out)
+    _see_through(request, [handle.lend() for handle in handles])
+    return request
+
+
+def _see_through(request: Request, leases: List[Any]) -> None:
+    """Keeps the leases, and with them the communicator, until the request has ended; Python waits for such a thread before it ends."""
+    def wait() -> None:
+        while not request.ended():
+            time.sleep(SLICE)
+        leases.clear()
+
+    try:
+        threading.Thread(target=wait, name="megadp save").start()
+    except RuntimeError:  # no thread can be had, or Python is ending: then it is written if nothing is closed before
+        leases.clear()
 
 
 def load_checkpoint(directory: "Path", *parts: Union[Buffer, Optimizer], tensors: Optional[Mapping[str, Any]] = None,
@@ -180,7 +200,8 @@ def _native_tensors(tensors: Optional[Mapping[str, Any]], writable: bool) -> Tup
 
 
 def _collective(function: Any, directory: "Path", parts: Sequence[Any], tensors: Optional[Mapping[str, Any]], writable: bool,
-                fields: Dict[str, Any], *more: Any) -> None:
+                fields: Dict[str, Any], *more: Any) -> List[Handle]:
+    """The handles of the parts."""
     path, pairs = _path(directory), _pairs(parts)
     arrays, count, _keep = _native_tensors(tensors, writable)
     handles = [each._handle for pair in pairs for each in pair if each is not None]
@@ -198,3 +219,4 @@ def _collective(function: Any, directory: "Path", parts: Sequence[Any], tensors:
         function(ctypes.byref(config), *more)
 
     run(lambda: inside(handles, call))
+    return handles

@@ -98,6 +98,7 @@ PROTOTYPES = {
     "mdp_checkpoint_export": (ctypes.c_int32, [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint64]),
     "mdp_request_test": (ctypes.c_int32, [ctypes.POINTER(_raw.mdp_request)]),
     "mdp_request_wait": (ctypes.c_int32, [ctypes.POINTER(_raw.mdp_request), ctypes.c_uint64]),
+    "mdp_request_peek": (ctypes.c_int32, [ctypes.POINTER(_raw.mdp_request)]),
     "mdp_request_free": (None, [ctypes.POINTER(_raw.mdp_request)]),
     "mdp_tp_region_fwd": (ctypes.c_int32, [ctypes.POINTER(_raw.mdp_comm), ctypes.POINTER(_raw.mdp_tp_region_config), ctypes.POINTER(_raw.mdp_tensor), ctypes.POINTER(_raw.mdp_tensor), ctypes.c_void_p]),
     "mdp_tp_region_bwd": (ctypes.c_int32, [ctypes.POINTER(_raw.mdp_comm), ctypes.POINTER(_raw.mdp_tp_region_config), ctypes.POINTER(_raw.mdp_tensor), ctypes.POINTER(_raw.mdp_tensor), ctypes.c_void_p]),

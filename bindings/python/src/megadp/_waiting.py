@@ -49,6 +49,11 @@ class Request(InProcess):
         left = 2**64 - 1 if timeout is None else max(0, min(int(timeout * 1e9), 2**64 - 1))
         return bool(run(lambda: self._ask(lib.mdp_request_wait, left)))
 
+    def ended(self) -> bool:
+        """Whether the operation has finished, well or not: unlike done, it raises nothing, and nobody counts as told of a failure. Does not
+        block."""
+        return bool(self._operation.handle.call(lib.mdp_request_peek) != _raw.MDP_PENDING)
+
     def _ask(self, function: Any, *arguments: Any) -> bool:
         try:
             if self._operation.handle.call(function, *arguments) == _raw.MDP_PENDING:

@@ -138,6 +138,7 @@ unsafe extern "C" {
     pub fn mdp_checkpoint_export(directory: *const c_char, path: *const c_char, most_bytes: u64) -> mdp_status;
     pub fn mdp_request_test(request: *mut mdp_request) -> mdp_status;
     pub fn mdp_request_wait(request: *mut mdp_request, timeout_ns: u64) -> mdp_status;
+    pub fn mdp_request_peek(request: *mut mdp_request) -> mdp_status;
     pub fn mdp_request_free(request: *mut mdp_request);
     pub fn mdp_tp_region_fwd(comm: *mut mdp_comm, config: *const mdp_tp_region_config, from: *const mdp_tensor,
         to: *const mdp_tensor, stream: mdp_stream) -> mdp_status;

@@ -395,7 +395,7 @@ pub(crate) const VALUES: &[(&str, i64)] = &[
 ];
 
 /// Their addresses: a test that reads them does not link where one is not exported.
-pub(crate) fn functions() -> [(&'static str, *const ()); 114] {
+pub(crate) fn functions() -> [(&'static str, *const ()); 115] {
     [
         ("mdp_version", super::mdp_version as *const ()),
         ("mdp_status_name", super::mdp_status_name as *const ()),
@@ -489,6 +489,7 @@ pub(crate) fn functions() -> [(&'static str, *const ()); 114] {
         ("mdp_checkpoint_export", super::mdp_checkpoint_export as *const ()),
         ("mdp_request_test", super::mdp_request_test as *const ()),
         ("mdp_request_wait", super::mdp_request_wait as *const ()),
+        ("mdp_request_peek", super::mdp_request_peek as *const ()),
         ("mdp_request_free", super::mdp_request_free as *const ()),
         ("mdp_tp_region_fwd", super::mdp_tp_region_fwd as *const ()),
         ("mdp_tp_region_bwd", super::mdp_tp_region_bwd as *const ()),

@@ -42,6 +42,16 @@ impl Request {
         check_pending(unsafe { sys::mdp_request_test(self.handle.as_ptr()) })
     }
 
+    /// Whether the operation has finished, well or not: unlike [`test`](Request::test) it tells of no failure, so that the next save still does
+    /// (see [`SaveCheckpoint::start`](crate::SaveCheckpoint::start)). Does not block.
+    ///
+    /// # Errors
+    /// STATE in a forked child.
+    pub fn is_finished(&self) -> Result<bool> {
+        // SAFETY: a live request; allowed from any thread.
+        check_pending(unsafe { sys::mdp_request_peek(self.handle.as_ptr()) })
+    }
+
     /// Waits until the operation has finished, or for so long, or until the communicator's [`interrupted`](crate::CommBuilder::interrupted) says
     /// so; says whether it has finished.
     ///
