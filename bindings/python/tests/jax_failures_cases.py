@@ -5,6 +5,7 @@ Prints CASE on each rank.
 usage: jax_failures_cases.py CASE
 """
 import sys
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -151,6 +152,56 @@ def side_by_side():
             older.step()
         of_newer(newer.read())
         assert newer.step().step == step + 1
+
+
+def told_by(program):
+    """How many warnings of gradients that were left out come."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        program()
+        jax.effects_barrier()
+    return sum("gradients are left out" in str(each.message) and "this rank's own" in str(each.message) for each in told)
+
+
+def case_untaken():
+    """Who takes what jax.grad returns for the mean, and never steps, was not told that the ranks train apart. Others are not warned."""
+    def without_a_step(*kinds):
+        for kind in kinds:
+            training, ours = kind(comm, params), params
+            backward = sum_of(training, 2)
+            for _ in range(5):
+                ours = jax.tree.map(lambda p, g: p - 0.1 * g, ours, backward(ours))
+
+    assert told_by(lambda: without_a_step(megadp.jax.DataParallel, megadp.jax.Averaging)) == 2
+
+    def microbatches():
+        training = megadp.jax.DataParallel(comm, params)
+        backward = sum_of(training, 2)
+        for last in 2 * (False, False, True):
+            training.begin_microbatch(last)
+            backward(training.read())
+            if last:
+                training.step()
+
+    def own_steps():
+        training = megadp.jax.DataParallel(comm, params)
+        backward = sum_of(training, 2)
+        for _ in range(3):
+            backward(training.read())
+            training.optimizer.step()
+
+    def steps_that_raise():
+        training = megadp.jax.DataParallel(comm, params)
+        backward = sum_of(training, 2)
+        for lr in ("much", 0.1, 0.1):  # of the first one the gradients stay, and those of the second backward are refused
+            backward(training.read())
+            try:
+                training.step(lr=lr)
+            except (TypeError, megadp.MegaDPError):
+                pass
+
+    for program in (microbatches, own_steps, steps_that_raise, side_by_side, after_sync):
+        assert told_by(program) == 0, program
 
 
 def case_put():

@@ -3,9 +3,11 @@
 
 usage: jax_tp_cases.py CASE [ARGUMENT ...]
 """
+import gc
 import itertools
 import json
 import sys
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +15,7 @@ import numpy as np
 
 import megadp
 import megadp.jax as mj
+from megadp import _jax_cp, _jax_tp
 from support import refused
 
 FEATURES, HIDDEN, TOKENS, BATCH = 12, 32, 8, 4
@@ -184,6 +187,73 @@ def order(comm):
         close(value, comm.size * sum((i + 1) ** 2 * draw(step, 12, 3)[i].sum() for i in range(12)), 1e-4)
         close(grad, comm.size * jnp.broadcast_to(jnp.arange(1.0, 13)[:, None] ** 2, (12, 3)))
     jax.effects_barrier()
+
+
+def operators(comm):
+    """Functions of a weight of [4, 3], of all that has callbacks."""
+    n, ids, z, q = comm.size, jnp.asarray([[1, 2, 3]]), jnp.float32(0.1), jnp.ones((1, 2 * comm.size, comm.size, 2))
+    layer, pad = mj.ParallelLinear(comm, "column", 3, 2 * n), mj.HaloPad(comm, (n, 1), (1, 0), (1, 0))
+    given, attend = layer.part(jnp.ones((3, 2 * n)), jnp.ones(2 * n)), _jax_cp._plain_attention(0.5)
+    return {"copy": lambda w: mj.copy_to_tensor_parallel(w, comm), "reduce": lambda w: mj.reduce_from_tensor_parallel(w, comm),
+            "scatter": lambda w: mj.scatter_to_tensor_parallel(w, comm, 0, [4 - 3 * (n - 1), *[3] * (n - 1)]),
+            "gather": lambda w: mj.gather_from_tensor_parallel(w, comm, grad="partial"),
+            "reduce_scatter": lambda w: mj.reduce_scatter_to_tensor_parallel(w, comm, 0, np.array([4 - (n - 1), *[1] * (n - 1)])),
+            "exchange": lambda w: mj.all_to_all_tensor_parallel(w[:, :1], comm, 1, 0),
+            "linear": lambda w: layer(w, *given), "halo": pad,
+            "embedding": lambda w: mj.vocab_parallel_embedding(ids, w, comm),
+            "cross entropy": lambda w: mj.vocab_parallel_cross_entropy(w, jnp.zeros(4, int), comm, z_loss=z),
+            "attention": lambda w: mj.context_parallel_attention(q * w[0, 0], q, q, comm, causal=True, bounds=[0, 1, 2 * n * n]),
+            "own attention": lambda w: mj.context_parallel_attention(q * w[0, 0], q, q, comm, attention=attend)}
+
+
+def kept(comm):
+    """Outside of jit JAX compiles of each callback that it has not seen, and keeps that for ever: all calls made new ones. And nothing that is traced
+    gets into them."""
+    callbacks, made, usual, custom_vjp = set(), [], _jax_tp.io_callback, jax.custom_vjp
+
+    def watched(callback, *given, **options):
+        callbacks.add(callback)
+        return usual(callback, *given, **options)
+
+    def counted(function):
+        made.append(function)
+        return custom_vjp(function)
+
+    _jax_tp.io_callback, jax.custom_vjp = watched, counted
+    w = draw(1, 4, 3)
+    for name, function in operators(comm).items():
+        def loss(w):
+            return function(w).sum()
+
+        with jax.checking_leaks():
+            inside = jax.jit(jax.grad(loss))(w)
+        before, counts = (len(callbacks), len(made)), set()
+        for _ in range(20):
+            close(jax.grad(loss)(w), inside)
+            counts.add((len(callbacks), len(made)))
+        assert counts == {before}, (name, before, counts)
+    _jax_tp.io_callback, jax.custom_vjp = usual, custom_vjp
+    told_apart(comm)
+
+
+def told_apart(comm):
+    """What looks alike, or has been changed since; and with a communicator all goes that was made of it."""
+    n, x, sizes = comm.size, jnp.ones((4, 1)), [1] * comm.size
+    for _ in range(2):
+        assert mj.gather_from_tensor_parallel(x[:1], comm, 0, grad="partial", parts=sizes).shape == (n, 1)
+        refused(lambda: mj.gather_from_tensor_parallel(x[:1], comm, 0, grad="partial", parts=[1.0] * n), "parts is 1.0; it must be an integer")
+    sizes[:] = [2] * n
+    assert mj.gather_from_tensor_parallel(x[:2], comm, 0, grad="partial", parts=sizes).shape == (2 * n, 1)
+    assert mj.gather_from_tensor_parallel(x[:1], comm, 0, grad="partial", parts=(1,) * n).shape == (n, 1)
+    other = comm.split(0)
+    close(jax.grad(lambda x: mj.reduce_from_tensor_parallel(x, other, "partial").sum())(x), jnp.full(x.shape, n))
+    other.close()
+    refused(lambda: jax.block_until_ready(mj.reduce_from_tensor_parallel(x, other, "partial")), "STATE: this Comm is closed", Exception)
+    gone = weakref.ref(other)
+    del other
+    jax.clear_caches()
+    gc.collect()
+    assert gone() is None
 
 
 def start():

@@ -482,6 +482,10 @@ class Jax(unittest.TestCase):
         """Gradients went to a DataParallel that nobody stepped: without a word with missing="zero"."""
         self.assertEqual(support.check_ended(self, support.run_ranks(2, [FAILURES, "stale"])).split(), ["stale"] * 2)
 
+    def test_gradients_that_nobody_takes(self):
+        """Each rank trained alone, without a word."""
+        self.assertEqual(support.check_ended(self, support.run_ranks(2, [FAILURES, "untaken"])).split(), ["untaken"] * 2)
+
     def test_put_of_a_wrong_leaf(self):
         """Half a step stayed behind where the last leaf had another dtype, or was donated."""
         self.assertEqual(support.check_ended(self, support.run_ranks(2, [FAILURES, "put"])).split(), ["put"] * 2)

@@ -38,6 +38,10 @@ class JaxTp(unittest.TestCase):
     def test_order(self):
         self.run_case(3, "order", needs_products=False)
 
+    def test_kept(self):
+        """Calls outside of jit each left 1.5 MiB behind, for every callback."""
+        self.run_case(2, "kept")
+
     def test_training(self):
         """Whole, and with sequence parallelism, against one rank."""
         def losses(ranks, size):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention over a sequence that is cut over context-parallel ranks, differentiable in JAX: as the functions of _jax_tp, by ordered
 callbacks. And how inputs are cut."""
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import jax
 import numpy
@@ -10,7 +10,7 @@ from . import cp
 from ._comm import Comm
 from ._errors import invalid
 from ._cp_blocks import check, check_function, clear, own_ranges, tiles
-from ._jax_tp import _cut, _on_host
+from ._jax_tp import _cut, _kept, _on_host
 
 
 def _grouped(array: Any, at: slice, kv_heads: int) -> Any:
@@ -79,27 +79,36 @@ def context_parallel_attention(q: Any, k: Any, v: Any, comm: Comm, *, causal: bo
                           "a number of Python's or numpy's")
         scale = float(scale)
     check_function(attention, scale)
-    function, config = attention or _plain_attention(scale), cp._config(form, causal, bounds)
+    config = cp._config(form, causal, bounds)
+    q, k, v = map(jax.numpy.asarray, (q, k, v))
+    key = ("attention", q.shape, k.shape, q.dtype, form, bool(causal), None if bounds is None else tuple(map(int, bounds)), scale, attention)
+    shapes, dtype = [q.shape, k.shape, v.shape], q.dtype
+    return _kept(comm, key, lambda: _attention_of(comm, attention or _plain_attention(scale), config, shapes, dtype))(q, k, v)
 
-    def half(is_backward: bool, shapes: Sequence[Tuple[int, ...]], dtype: Any, *given: Any) -> List[Any]:
+
+def _attention_of(comm: Comm, function: cp.Function, config: Any, shapes: Sequence[Tuple[int, ...]], dtype: Any) -> Callable[..., Any]:
+    """Of q, k and v of these shapes."""
+    def half(is_backward: bool, shapes: Sequence[Tuple[int, ...]], dtype: Any) -> Callable[..., List[Any]]:
         def call(outputs: List[Any], arrays: List[Any]) -> None:
             cp._attend(comm, is_backward, function, config, [*arrays, *outputs])
 
-        return _on_host(call, shapes, dtype, *given)
+        return _on_host(call, shapes, dtype)
+
+    on_host, back_on_host = half(False, [shapes[0], shapes[0][:-1]], [dtype, numpy.float32]), half(True, shapes, dtype)
 
     @jax.custom_vjp
     def apply(*given: Any) -> Any:
-        return forward(*given)[0]
+        return on_host(*given)[0]
 
     def forward(*given: Any) -> Tuple[Any, Any]:
-        out, lse = half(False, [given[0].shape, given[0].shape[:-1]], [given[0].dtype, numpy.float32], *given)
+        out, lse = on_host(*given)
         return out, (*given, out, lse)
 
     def backward(kept: Any, grad: Any) -> Tuple[Any, ...]:
-        return tuple(half(True, [each.shape for each in kept[:3]], kept[0].dtype, *kept, grad))
+        return tuple(back_on_host(*kept, grad))
 
     apply.defvjp(forward, backward)
-    return apply(q, k, v)
+    return apply
 
 
 def context_parallel_positions(sequence: int, comm: Comm, *, causal: bool = False) -> Any:

@@ -3,6 +3,7 @@
 come; of what was refused when it came a second time it does not know."""
 import itertools
 import threading
+import warnings
 import weakref
 from typing import Any, List, NoReturn, Optional, Tuple, Union
 
@@ -15,6 +16,7 @@ from ._grid import Grid
 
 _STALE = ("a function of jax.jit, once compiled, keeps the track() that it was traced with, also where it reads a variable that holds another "
           "DataParallel or Averaging by now: make the function anew with each one, or call jax.clear_caches()")
+_TWICE = "has a gradient already"
 _newest: "weakref.WeakValueDictionary[int, Failures]" = weakref.WeakValueDictionary()  # by the thread that made it, which may be a rank
 _clock = itertools.count(1)
 
@@ -24,7 +26,7 @@ def told_in_python(error: MegaDPError, name: str) -> MegaDPError:
     if error.code != Status.STATE:
         return error
     if "is ready already" in error.text:
-        text = (f"parameter {name!r} has a gradient already: the function that track() is in was differentiated twice before a step, or put() called "
+        text = (f"parameter {name!r} {_TWICE}: the function that track() is in was differentiated twice before a step, or put() called "
                 "besides. A first call that is to compile it counts too, and so does a batch that is thrown away. sync, step and average begin anew "
                 "after this, without gradients. Differentiate it once between steps, end what is thrown away by sync() and "
                 "buffer.zero_grad(), and say further microbatches by begin_microbatch")
@@ -45,6 +47,8 @@ class Failures:
 
     def __init__(self, buffer: Buffer, where: Union[Comm, Grid]) -> None:
         self.mine: Optional[BaseException] = None
+        self.asked = False  # whether a call that takes gradients, or tells microbatches, has ever come
+        self._warned = False
         self._buffer, self._where = buffer, where
         self._maker = threading.get_ident()
         self._begun = self._ended = 0  # by _clock: when a step's first gradient came, and when gradients were last synced
@@ -69,12 +73,28 @@ class Failures:
         """Of a put in backward. Where a newer buffer of the same pytree has been stepped since this one's first gradient, and this one not since
         that was made, it is told there: here nobody asks."""
         self.note(error)
+        self._warn_of_untaken(error)
         newer = _newest.get(self._maker)
         if newer is None or newer is self or self._ended > newer._made or not isinstance(error, MegaDPError) or error.code != Status.STATE or _shapes(newer) != _shapes(self):
             return
         if self._buffer.closed or newer._where is self._where and newer._ended > self._begun:
             newer.note(MegaDPError(Status.STATE, "gradients have gone to an earlier DataParallel or Averaging of the same pytree, which is "
                                    f"{'closed' if self._buffer.closed else 'not stepped'}: {_STALE}"))
+
+    def _warn_of_untaken(self, error: BaseException) -> None:
+        """Who takes track() for what averages the gradients that jax.grad returns calls nothing that could tell of puts, and each rank would train
+        alone without a word. Where a call has ever taken gradients, the next one tells."""
+        if self.asked or self._warned or not isinstance(error, MegaDPError) or error.code != Status.STATE or _TWICE not in error.text:
+            return
+        try:
+            if self._buffer.stats().syncs > 0:  # the buffer, or an optimizer of it, is used directly
+                return
+        except MegaDPError:  # one of its calls is under way
+            return
+        self._warned = True
+        warnings.warn("gradients are left out: those of the backward pass before have not been taken. track() hands this rank's gradients over to "
+                      "step(), sync() or, of an Averaging, average(), one of which is to be called after each backward pass; what jax.grad and "
+                      "jax.value_and_grad return is this rank's own, and no mean over the ranks", stacklevel=2)
 
     def agree(self, when: str) -> None:
         """Ends the step on all ranks where one of them has a failure: what came before it would not be the sum that was meant. One exchange

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Halos of arrays that are cut over a grid of ranks, differentiable in JAX: as the functions of _jax_tp, by ordered callbacks."""
-from typing import Any, Dict, List, Sequence, Tuple, Union
+from typing import Any, Callable, List, Sequence, Tuple, Union
 
 import jax
 
 from ._comm import Comm
-from ._jax_tp import _on_host
+from ._jax_tp import _kept, _on_host
 from .halo import Edge, Halo, Widths
 
 
@@ -17,16 +17,15 @@ class HaloPad:
 
     def __init__(self, comm: Comm, grid: Sequence[int], low: Widths, high: Widths, edges: Union[Edge, Sequence[Edge]] = "zero") -> None:
         self._comm, self._grid, self._low, self._high, self._edges = comm, tuple(grid), low, high, edges
-        self._made: Dict[Tuple[Any, str], Halo] = {}
-
-    def _halo(self, shape: Tuple[int, ...], dtype: Any) -> Halo:
-        key = (tuple(shape), str(dtype))
-        if key not in self._made:  # while the function is traced, which all ranks do in one order
-            self._made[key] = Halo(self._comm, self._grid, shape, self._low, self._high, self._edges, dtype=dtype)
-        return self._made[key]
 
     def __call__(self, x: Any) -> Any:
-        halo = self._halo(x.shape, x.dtype)
+        x = jax.numpy.asarray(x)
+        # Halos are made while the function is traced, which all ranks do in one order.
+        return _kept(self, (x.shape, x.dtype), lambda: self._differentiable(x.shape, x.dtype))(x)
+
+    def _differentiable(self, shape: Tuple[int, ...], dtype: Any) -> Callable[[Any], Any]:
+        """Of parts of this shape and dtype."""
+        halo = Halo(self._comm, self._grid, shape, self._low, self._high, self._edges, dtype=dtype)
 
         def padded(outputs: List[Any], given: List[Any]) -> None:
             outputs[0][...] = 0
@@ -38,15 +37,17 @@ class HaloPad:
             halo.exchange(whole, backward=True)
             outputs[0][...] = whole[halo.inside]
 
+        on_host, back_on_host = _on_host(padded, [halo.padded_shape], dtype), _on_host(unpadded, [shape], dtype)
+
         @jax.custom_vjp
         def apply(values: Any) -> Any:
-            return _on_host(padded, [halo.padded_shape], values.dtype, values)[0]
+            return on_host(values)[0]
 
         def forward(values: Any) -> Tuple[Any, None]:
             return apply(values), None
 
         def backward(_: None, grad: Any) -> Tuple[Any]:
-            return (_on_host(unpadded, [x.shape], grad.dtype, grad)[0],)
+            return (back_on_host(grad)[0],)
 
         apply.defvjp(forward, backward)
-        return apply(x)
+        return apply

@@ -6,7 +6,7 @@ Each is a jax.custom_vjp whose two halves are ordered io_callbacks: XLA runs the
 and outside, so that collectives come in the same order on all ranks. Arrays go through the memory of the host. JAX refuses
 ordered effects in jax.checkpoint (remat) and in vmap, and so these functions there.
 """
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, TypeVar, Union
 
 import jax
 import numpy
@@ -17,10 +17,47 @@ from ._errors import invalid
 from .tp import CrossEntropy, Embedding, Grad, Placed, Region, Split, TpLinear, checks_replicated, region, region_shape, share_of_others
 
 Arrays = Tuple[Any, ...]
+Made = TypeVar("Made")
+_MOST = 4096
 
 
-def _on_host(call: Callable[..., Any], shapes: Sequence[Tuple[int, ...]], dtype: Any, *arguments: Any) -> List[Any]:
-    """call(outputs, arguments) on numpy arrays, outputs of these shapes. dtype: theirs, or a list of one for each."""
+def _frozen(value: Any) -> Any:
+    """An option that the program cannot change any more: tuples in the place of lists and of arrays with values."""
+    if isinstance(value, (numpy.ndarray, jax.Array)) and not isinstance(value, jax.core.Tracer):
+        value = numpy.asarray(value).tolist()
+    return tuple(map(_frozen, value)) if isinstance(value, (list, tuple)) else value
+
+
+def _typed(value: Any) -> Any:
+    """As a key: 1, 1.0 and True are not the same, since some of them are refused."""
+    return (tuple, *map(_typed, value)) if isinstance(value, tuple) else (type(value), value)
+
+
+def _kept(owner: Any, key: Arrays, make: Callable[[], Made]) -> Made:
+    """make(), made once for each key (of frozen options, shapes and dtypes) of an owner, a communicator or a layer.
+
+    Outside of jit JAX compiles of each callback that is new to it, and keeps that for ever, 1.5 MiB. What is made is in the owner's own dict, and
+    goes with it. There are as many as shapes and options are given, for each of which JAX compiles in any case; where all calls give new
+    ones, as an attention that is a new function in each, all are forgotten when they are _MOST."""
+    made: Dict[Any, Made] = vars(owner).setdefault("_made_for_jax", {})
+    typed = _typed(key)
+    try:
+        found = made.get(typed)
+        has_hash = True
+    except TypeError:
+        found, has_hash = None, False
+    if found is None:
+        found = make()
+        if len(made) >= _MOST:
+            made.clear()
+        if has_hash:
+            found = made.setdefault(typed, found)  # another thread may have been first
+    return found
+
+
+def _on_host(call: Callable[..., Any], shapes: Sequence[Tuple[int, ...]], dtype: Any) -> Callable[..., List[Any]]:
+    """A function of JAX's arrays, by one callback: call(outputs, arguments) on numpy arrays, outputs of these shapes. dtype: theirs, or a list of
+    one for each."""
     dtypes = dtype if isinstance(dtype, list) else [dtype] * len(shapes)
 
     def run(*given: Any) -> List[Any]:
@@ -29,8 +66,12 @@ def _on_host(call: Callable[..., Any], shapes: Sequence[Tuple[int, ...]], dtype:
         return outputs
 
     told = [jax.ShapeDtypeStruct(*each) for each in zip(shapes, dtypes)]  # type: ignore[no-untyped-call, unused-ignore]
-    found: List[Any] = io_callback(run, told, *arguments, ordered=True)
-    return found
+
+    def called(*arguments: Any) -> List[Any]:
+        found: List[Any] = io_callback(run, told, *arguments, ordered=True)
+        return found
+
+    return called
 
 
 def _cut(whole: Any, parts: Iterable[Union[slice, range]], dim: int) -> Any:
@@ -56,29 +97,29 @@ class ParallelLinear:
         self._cuts_bias = split == "column"
         self._cut_dim = 0 if (split == "column") != transposed else 1
         self.weight_shape, self.bias_shape = self._native.weight_shape, self._native.bias_shape
-        self._apply = self._differentiable()
 
-    def _differentiable(self) -> Callable[[Any, Arrays], Any]:
-        native = self._native
+    def _differentiable(self, shape: Tuple[int, ...], dtype: Any) -> Callable[[Any, Arrays], Any]:
+        """Of inputs of this shape and dtype."""
+        native, of_params = self._native, [each for each in (self.weight_shape, self.bias_shape) if each is not None]
+
+        def call_forward(outputs: List[Any], given: List[Any]) -> None:
+            native.forward(given[0], outputs[0], weight=given[1], bias=given[2] if len(given) > 2 else None, save=False)
+
+        def call_backward(outputs: List[Any], given: List[Any]) -> None:
+            native.backward(given[0], outputs[0], x=given[1], weight=given[2], grad_weight=outputs[1],
+                            grad_bias=outputs[2] if len(outputs) > 2 else None)
+
+        on_host, back_on_host = _on_host(call_forward, [native.out_shape(shape)], dtype), _on_host(call_backward, [shape, *of_params], dtype)
 
         @jax.custom_vjp
         def apply(x: Any, params: Arrays) -> Any:
-            def call(outputs: List[Any], given: List[Any]) -> None:
-                native.forward(given[0], outputs[0], weight=given[1], bias=given[2] if len(given) > 2 else None, save=False)
-
-            return _on_host(call, [native.out_shape(x.shape)], x.dtype, x, *params)[0]
+            return on_host(x, *params)[0]
 
         def forward(x: Any, params: Arrays) -> Tuple[Any, Any]:
-            return apply(x, params), (x, params)
+            return apply(x, params), (x, params[0])
 
         def backward(kept: Any, grad: Any) -> Tuple[Any, Arrays]:
-            x, params = kept
-
-            def call(outputs: List[Any], given: List[Any]) -> None:
-                native.backward(given[0], outputs[0], x=given[1], weight=given[2], grad_weight=outputs[1],
-                                grad_bias=outputs[2] if len(outputs) > 2 else None)
-
-            of_x, *of_params = _on_host(call, [x.shape, *(p.shape for p in params)], x.dtype, grad, x, params[0])
+            of_x, *of_params = back_on_host(grad, *kept)
             return of_x, tuple(of_params)
 
         apply.defvjp(forward, backward)
@@ -91,7 +132,8 @@ class ParallelLinear:
         for values, shape, name in zip(given, (self.weight_shape, self.bias_shape), ("weight", "bias")):
             if values.shape != shape or values.dtype != x.dtype:
                 raise invalid(f"{name} is {values.dtype} of shape {values.shape}; this rank's part has {shape}, and x is {x.dtype}")
-        return self._apply(x, given)
+        x = jax.numpy.asarray(x)
+        return _kept(self, (x.shape, x.dtype), lambda: self._differentiable(x.shape, x.dtype))(x, tuple(map(jax.numpy.asarray, given)))
 
     def part(self, weight: Any, bias: Any = None) -> Arrays:
         """This rank's parts of a whole layer's weight and bias (None: of the weight alone, a tuple of one). Local."""
@@ -106,31 +148,42 @@ class ParallelLinear:
 
 
 def _region(x: Any, comm: Comm, kind: Region, **options: Any) -> Any:
+    x = jax.numpy.asarray(x)
     for name in ("dim", "to_dim"):
         if name in options and options[name] < 0:  # as JAX counts
             options[name] += x.ndim
+    options = {name: _frozen(value) for name, value in options.items()}
     checks = checks_replicated()
+    return _kept(comm, (kind, checks, x.shape, x.dtype, *options.items()),
+                 lambda: _region_of(comm, kind, checks, x.shape, x.dtype, options))(x)
+
+
+def _region_of(comm: Comm, kind: Region, checks: bool, shape: Tuple[int, ...], dtype: Any, options: Dict[str, Any]) -> Callable[[Any], Any]:
+    """Of arrays of this shape and dtype."""
     cut: Dict[str, Any] = {name: value for name, value in options.items() if name != "grad"}
 
-    def half(values: Any, shape: Tuple[int, ...], backward: bool) -> Any:
+    def half(to: Tuple[int, ...], backward: bool) -> Callable[..., List[Any]]:
         def call(outputs: List[Any], given: List[Any]) -> None:
             region(comm, kind, given[0], outputs[0], backward=backward, check_replicated=checks, **options)
 
-        return _on_host(call, [shape], values.dtype, values)[0]
+        return _on_host(call, [to], dtype)
+
+    is_there = kind in ("copy", "reduce") and options["grad"] == "replicated"
+    on_host = None if kind == "copy" and not checks else half(region_shape(comm, kind, shape, **cut), False)
+    back_on_host = None if is_there and not checks else half(shape, True)
 
     @jax.custom_vjp
     def apply(values: Any) -> Any:
-        return values if kind == "copy" and not checks else half(values, region_shape(comm, kind, values.shape, **cut), False)
+        return values if on_host is None else on_host(values)[0]
 
     def forward(values: Any) -> Tuple[Any, None]:
         return apply(values), None
 
     def backward(_: None, grad: Any) -> Tuple[Any]:
-        is_there = kind in ("copy", "reduce") and options["grad"] == "replicated"
-        return (grad if is_there and not checks else half(grad, x.shape, True),)
+        return (grad if back_on_host is None else back_on_host(grad)[0],)
 
     apply.defvjp(forward, backward)
-    return apply(x)
+    return apply
 
 
 def copy_to_tensor_parallel(x: Any, comm: Comm, grad: Grad = "partial") -> Any:
@@ -173,26 +226,34 @@ def vocab_parallel_embedding(ids: Any, weight: Any, comm: Comm, *, grad: Grad = 
     megadp.tp.region; with sequence it is cut along its first dimension. Collective; blocking, and so is its backward.
     Raises MegaDPError: INVALID (ids of another type; what is found in a callback comes as JAX's own error)."""
     _check_integers(ids, "ids")
-    table = Embedding(comm, weight.shape[0] * comm.size, grad=grad, sequence=sequence)
+    ids, weight = jax.numpy.asarray(ids), jax.numpy.asarray(weight)
+    return _kept(comm, ("embedding", checks_replicated(), weight.shape, weight.dtype, ids.shape, grad, sequence),
+                 lambda: _embedding_of(Embedding(comm, weight.shape[0] * comm.size, grad=grad, sequence=sequence),
+                                       weight.shape, weight.dtype, ids.shape))(weight, ids)
+
+
+def _embedding_of(table: Embedding, shape: Tuple[int, ...], dtype: Any, of_ids: Tuple[int, ...]) -> Callable[[Any, Any], Any]:
+    """Of weights of this shape and dtype, and ids of that shape."""
+    def call_forward(outputs: List[Any], given: List[Any]) -> None:
+        table.forward(given[1], given[0], outputs[0])
+
+    def call_backward(outputs: List[Any], given: List[Any]) -> None:
+        table.backward(given[1], given[0], outputs[0])
+
+    on_host, back_on_host = _on_host(call_forward, [table.out_shape(of_ids, shape[1])], dtype), _on_host(call_backward, [shape], dtype)
 
     @jax.custom_vjp
     def apply(values: Any, rows: Any) -> Any:
-        def call(outputs: List[Any], given: List[Any]) -> None:
-            table.forward(given[1], given[0], outputs[0])
-
-        return _on_host(call, [table.out_shape(rows.shape, values.shape[1])], values.dtype, values, rows)[0]
+        return on_host(values, rows)[0]
 
     def forward(values: Any, rows: Any) -> Tuple[Any, Any]:
         return apply(values, rows), rows
 
-    def backward(rows: Any, grad_out: Any) -> Tuple[Any, Any]:
-        def call(outputs: List[Any], given: List[Any]) -> None:
-            table.backward(given[1], given[0], outputs[0])
-
-        return _on_host(call, [weight.shape], grad_out.dtype, grad_out, rows)[0], _no_gradient(rows)
+    def backward(rows: Any, grad: Any) -> Tuple[Any, Any]:
+        return back_on_host(grad, rows)[0], _no_gradient(rows)
 
     apply.defvjp(forward, backward)
-    return apply(weight, ids)
+    return apply
 
 
 def vocab_parallel_cross_entropy(logits: Any, targets: Any, comm: Comm, *, ignore_index: int = -100, label_smoothing: float = 0.0,
@@ -204,13 +265,26 @@ def vocab_parallel_cross_entropy(logits: Any, targets: Any, comm: Comm, *, ignor
     optax.smooth_labels has it. z_loss: adds z_loss * logsumexp(logits)^2. Collective; blocking; backward is local.
     Raises MegaDPError: INVALID (options, targets of another type; what is found in a callback comes as JAX's own error)."""
     _check_integers(targets, "targets")
-    loss = CrossEntropy(comm, classes, ignore_index, share_of_others(label_smoothing, classes or logits.shape[-1] * comm.size), z_loss)
+    logits, targets = jax.numpy.asarray(logits), jax.numpy.asarray(targets)
+    label_smoothing, z_loss = _frozen(label_smoothing), _frozen(z_loss)
 
-    def both(values: Any, wanted: Any) -> List[Any]:
-        def call(outputs: List[Any], given: List[Any]) -> None:
-            loss.forward(given[0], given[1], outputs[0], outputs[1])
+    def make() -> Callable[[Any, Any], Any]:
+        others = share_of_others(label_smoothing, classes or logits.shape[-1] * comm.size)
+        return _cross_entropy_of(CrossEntropy(comm, classes, ignore_index, others, z_loss), logits.shape, logits.dtype, targets.shape)
 
-        return _on_host(call, [wanted.shape, (*wanted.shape, 2)], numpy.float32, values, wanted)
+    key = (checks_replicated(), logits.shape, logits.dtype, targets.shape, ignore_index, label_smoothing, z_loss, classes)
+    return _kept(comm, ("cross entropy", *key), make)(logits, targets)
+
+
+def _cross_entropy_of(loss: CrossEntropy, shape: Tuple[int, ...], dtype: Any, of_targets: Tuple[int, ...]) -> Callable[[Any, Any], Any]:
+    """Of logits of this shape and dtype, and targets of that shape."""
+    def call_forward(outputs: List[Any], given: List[Any]) -> None:
+        loss.forward(given[0], given[1], outputs[0], outputs[1])
+
+    def call_backward(outputs: List[Any], given: List[Any]) -> None:
+        loss.backward(given[0], given[1], given[2], given[3], outputs[0])
+
+    both, back_on_host = _on_host(call_forward, [of_targets, (*of_targets, 2)], numpy.float32), _on_host(call_backward, [shape], dtype)
 
     @jax.custom_vjp
     def apply(values: Any, wanted: Any) -> Any:
@@ -221,15 +295,10 @@ def vocab_parallel_cross_entropy(logits: Any, targets: Any, comm: Comm, *, ignor
         return losses, (values, wanted, saved)
 
     def backward(kept: Any, grad: Any) -> Tuple[Any, Any]:
-        values, wanted, _ = kept
-
-        def call(outputs: List[Any], given: List[Any]) -> None:
-            loss.backward(given[0], given[1], given[2], given[3], outputs[0])
-
-        return _on_host(call, [values.shape], values.dtype, *kept, grad)[0], _no_gradient(wanted)
+        return back_on_host(*kept, grad)[0], _no_gradient(kept[1])
 
     apply.defvjp(forward, backward)
-    return apply(logits, targets)
+    return apply
 
 
 def _check_integers(values: Any, argument: str) -> None:

@@ -120,8 +120,9 @@ class Gradients:
     def track(self, params: Any) -> Any:
         """The same pytree; in the backward pass each gradient goes to its bucket as soon as it is known. To be called once in the function
         that is differentiated, inside or outside of jit, on what the rest of it uses. A parameter that is used several times is summed up
-        by JAX and leaves once; one that is not used has no gradient (missing="zero" or "skip" allow that). A function of jax.jit, once compiled,
-        keeps this track: with the next DataParallel or Averaging make it anew, or call jax.clear_caches()."""
+        by JAX and leaves once; one that is not used has no gradient (missing="zero" or "skip" allow that). What jax.grad returns stays this
+        rank's own gradient; step takes the mean over the ranks, and average returns it. A function of jax.jit, once compiled, keeps this
+        track: with the next DataParallel or Averaging make it anew, or call jax.clear_caches()."""
         leaves = self._tree.flatten_up_to(params)
         return self._tree.unflatten([identity(leaf) for identity, leaf in zip(self._identities, leaves)])
 
@@ -138,6 +139,7 @@ class Gradients:
     def begin_microbatch(self, last: bool) -> None:
         """Says whether the microbatch that begins is the last one of the step; waits for the gradients of the one before. What a put of them
         has raised is told at the end of the step, where all ranks are (sync). Local."""
+        self._failures.asked = True
         _backward_over()
         try:
             self.buffer.begin_microbatch(last)
@@ -155,6 +157,7 @@ class Gradients:
 
     def _sync(self, skips: bool = False) -> None:
         """skips: a step follows that gradients which are not finite make all ranks skip."""
+        self._failures.asked = True
         _backward_over()
         try:
             self.buffer.sync()
@@ -192,6 +195,7 @@ class Averaging(Gradients):
         are those of grads, or else of the parameters. After begin_microbatch(last=False) they are sums over the microbatches, handed over by
         put or track. Outside of jit. Collective; blocking.
         Raises as sync and put."""
+        self._failures.asked = True
         dtypes = self._dtypes
         if grads is not None:
             try:
@@ -268,6 +272,7 @@ class DataParallel(Gradients):
         unchecked: as of Optimizer.step, which syncs then.
         Raises as sync and Optimizer.step; after STATE and NUMERIC nothing has changed, and the next step can begin: if a put in backward failed
         on some rank, on all of them. Where another thread's call is under way, this one can be called again."""
+        self._failures.asked = True
         if self._elements is not None:
             refuse_beside(dict(lr=lr))
         if unchecked:
