@@ -128,6 +128,14 @@ Result<ModelFile> take_params(const Options& options, const std::optional<Layers
   return ModelFile{*std::move(params), 0};
 }
 
+// In the words of the command line: the library speaks of its flags.
+Status check_feedback(const Options& options) {
+  if (!options.error_feedback) return {};
+  if (!options.bf16_wire) return invalid("--error-feedback goes with --bf16-wire; what is not rounded loses nothing");
+  if (kShardings.at(options.sharding) != Sharding::zero_2) return {};
+  return invalid("--error-feedback does not go with --sharding 2; what rounding loses takes as much memory as whole f32 gradients");
+}
+
 Result<Plan> make_plan_of(const Options& options, const std::optional<LayersPlan>& layers, size_t* left_out) {
   BufferConfig config;
   config.sharding = kShardings.at(options.sharding);
@@ -135,6 +143,7 @@ Result<Plan> make_plan_of(const Options& options, const std::optional<LayersPlan
   config.high_bandwidth_padding = options.high_bandwidth;
   config.wire_bf16 = options.bf16_wire;
   config.error_feedback = options.error_feedback;
+  if (Status fits = check_feedback(options); !fits) return fits;
   if (Status taken = take_bucket_size(options.bucket_size, &config); !taken) return taken;
   auto model = take_params(options, layers);
   if (!model) return model.status();

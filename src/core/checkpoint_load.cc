@@ -133,8 +133,9 @@ class Load {
     if (first) {
       found = attempt([&]() -> Status {
         if (Status opened = open_source(config_.directory); !opened) return opened;
-        mine = name_of_source();
-        return {};
+        auto name = name_of_source();
+        if (name) mine = *std::move(name);
+        return name.status();
       });
     }
     auto told = world_.broadcast(config_.members(), kLoad, mine, World::kFilesLine);
@@ -143,9 +144,11 @@ class Load {
       found = attempt([&]() -> Status {
         const std::string path = told->substr(0, told->find('\n'));
         if (Status opened = open_source(path); !opened) return opened.with_context(text("of ", path, ", which rank 0 has found"));
-        if (name_of_source() == *told) return {};
-        return Status(Code::corrupt,
-                      text(path, " holds another checkpoint here than on rank 0: the directory must be the same on all hosts"));
+        const auto name = name_of_source();
+        if (!name) return name.status().with_context(text("of ", path, ", which rank 0 has found"));
+        if (*name == *told) return {};
+        return Status(Code::corrupt, text(path, " holds another ", source_->manifest().is_model ? "model" : "checkpoint",
+                                          " here than on rank 0: it must be the same on all hosts"));
       });
     }
     return agree_on(found);
@@ -161,7 +164,11 @@ class Load {
     });
     return {};
   }
-  std::string name_of_source() const { return text(source_->path(), "\n", source_->digest()); }
+  Result<std::string> name_of_source() {
+    const auto digest = source_->digest();
+    if (!digest) return digest.status();
+    return text(source_->path(), "\n", *digest);
+  }
 
   bool is_optional(const std::string& name) const {
     return std::any_of(config_.optional.begin(), config_.optional.end(),

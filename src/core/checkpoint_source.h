@@ -23,7 +23,8 @@ class CheckpointSource {
 
   const std::string& path() const noexcept { return path_; }
   const Manifest& manifest() const noexcept { return opened_.manifest; }
-  uint64_t digest() const noexcept { return opened_.digest; }
+  // Of what is stored where; of a model, whose headers say nothing of the data, also of a sample of these.
+  Result<uint64_t> digest();
   // Asked between the pieces that are read; a failure ends the read.
   void ask_between_pieces(std::function<Status()> go_on) { go_on_ = std::move(go_on); }
   // By its name, or that of a copy; null: it is not there.
@@ -61,6 +62,7 @@ class CheckpointSource {
   CheckpointSource(Folder folder, OpenManifest opened, std::string path);
   static Result<CheckpointSource> of_model(const std::string& path);
   Result<SafetensorsReader*> file(uint32_t number);
+  Status add_sample(const StoredArray& array, uint64_t* digest);
   Result<const StoredTensor*> tensor(const StoredPiece& piece, const std::string& state, DType type, const std::string& array,
                                      SafetensorsReader** reader);
 

@@ -29,7 +29,7 @@ std::string file_json(const StoredFile& file) {
   std::string header;
   append_digits(&header, file.written.header_checksum);
   return text("{\"name\":", json_string(file.name), ",\"bytes\":", file.written.bytes, ",\"header\":\"", header,
-              "\",\"user_bytes\":", file.user_bytes, "}");
+              "\",\"user_bytes\":", file.user_bytes, file.has_checksums ? "" : ",\"checksums\":false", "}");
 }
 
 // What mdp_optimizer_info says, and who keeps state, unless another has said it.

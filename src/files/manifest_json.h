@@ -69,7 +69,8 @@ struct StoredOptimizer {
 struct StoredFile {
   std::string name;
   WrittenFile written;
-  uint64_t user_bytes = 0;  // that its rank has given
+  uint64_t user_bytes = 0;    // that its rank has given
+  bool has_checksums = true;  // of its data; a model's mostly has none
 };
 
 struct Manifest {

@@ -34,7 +34,7 @@ Status add_file(const Folder& folder, const std::string& name, const Safetensors
   auto reader = SafetensorsReader::open_model(folder, name);
   if (!reader) return reader.status();
   const auto number = static_cast<uint32_t>(model->files.size());
-  model->files.push_back({name, reader->about(), 0});
+  model->files.push_back({name, reader->about(), 0, reader->has_checksums()});
   for (const StoredTensor& tensor : reader->tensors()) {
     if (index != nullptr) {
       const auto listed = index->file_of.find(tensor.name);

@@ -158,9 +158,12 @@ Result<SafetensorsReader> SafetensorsReader::open(const Folder& in, const std::s
   reader.about_ = {*bytes, checksum(front.data(), front.size())};
   if (expected != nullptr && reader.about_.header_checksum != expected->header_checksum)
     return wrong("the checksum of its header, bytes 0 to ", front.size(), ", differs");
-  Status taken = reader.take_header(std::string_view(front).substr(kLengthBytes), *bytes);
-  if (taken.ok() && expected != nullptr) taken = reader.take_checksums(reader.metadata_[kChecksums]);
-  if (!taken.ok()) return wrong(taken.text());
+  if (Status taken = reader.take_header(std::string_view(front).substr(kLengthBytes), *bytes); !taken) return wrong(taken.text());
+  if (expected == nullptr && !reader.metadata_.contains(kChecksums)) return reader;
+  if (Status taken = reader.take_checksums(reader.metadata_[kChecksums]); !taken) {
+    return Status(Code::corrupt, text(reader.path(), " is damaged: ", taken.text()));
+  }
+  reader.has_checksums_ = true;
   return reader;
 }
 

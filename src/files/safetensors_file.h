@@ -70,7 +70,7 @@ class SafetensorsReader {
  public:
   // With what its writer said of it. Code::corrupt if it is not that any more.
   static Result<SafetensorsReader> open(const Folder& in, const std::string& name, const WrittenFile& expected);
-  // A model's, of any writer: its data are handed out unchecked.
+  // A model's, of any writer: without checksums in its header, which other writers do not write, its data are handed out unchecked.
   static Result<SafetensorsReader> open_model(const Folder& in, const std::string& name);
 
   const std::string& path() const noexcept { return file_.path(); }
@@ -78,6 +78,7 @@ class SafetensorsReader {
   const std::vector<StoredTensor>& tensors() const noexcept { return tensors_; }
   const std::map<std::string, std::string>& metadata() const noexcept { return metadata_; }
   uint64_t data_bytes() const noexcept { return data_bytes_; }
+  bool has_checksums() const noexcept { return has_checksums_; }
   // Asked before each chunk is read; a failure ends the read. Reading takes minutes, in which the reader may be told to leave off.
   void ask_before_chunks(std::function<Status()> go_on) { go_on_ = std::move(go_on); }
   const WrittenFile& about() const noexcept { return about_; }
@@ -87,6 +88,8 @@ class SafetensorsReader {
   Status read(uint64_t begin, uint64_t end, size_t element_bytes, const std::function<Status(const char* data, size_t bytes)>& give);
   // Bytes begin to end into `to`, whole chunks with no copy between: what a damaged one leaves there is not to be used.
   Status read_into(uint64_t begin, uint64_t end, char* to);
+  // Bytes begin to end into `to`, and no others of their chunks, which are so not checked.
+  Status read_unchecked(uint64_t begin, uint64_t end, char* to) const { return file_.read(to, end - begin, data_begin_ + begin); }
   // Reads all of it; what cannot be read, or differs from its checksum, is told piece by piece.
   void check_data(const std::function<void(const Status&)>& tell);
 
@@ -105,7 +108,8 @@ class SafetensorsReader {
   std::unordered_map<std::string, size_t> by_name_;
   std::map<std::string, std::string> metadata_;
   WrittenFile about_;
-  std::vector<uint64_t> checksums_;  // none: of a model
+  bool has_checksums_ = false;
+  std::vector<uint64_t> checksums_;
   uint64_t data_begin_ = 0, data_bytes_ = 0;
   std::function<Status()> go_on_;
   std::vector<char> chunk_;

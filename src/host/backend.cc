@@ -33,7 +33,9 @@ HostBackend::HostBackend(std::shared_ptr<World> world, std::shared_ptr<Network> 
 
 Result<std::shared_ptr<Backend>> HostBackend::open(std::shared_ptr<World> world, const HostSettings& settings) {
   std::shared_ptr<Network> network;
-  if (!on_other_nodes(*world, all_ranks(world->size())).empty()) {
+  if (on_other_nodes(*world, all_ranks(world->size())).empty()) {
+    if (Status known = check_transport(*world); !known) return known;
+  } else {
     auto opened = Network::open(world, settings.transport);
     if (!opened.ok()) return opened.status();
     network = *std::move(opened);

@@ -12,11 +12,13 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 
-#include "control/world.h"
+#include "base/fd.h"
+#include "control/net/socket.h"
 
 namespace megadp::host {
 namespace {
@@ -43,6 +45,16 @@ bool same_address(const sockaddr* a, const sockaddr_storage& b) {
   }
   return a->sa_family == AF_INET6 && std::memcmp(&reinterpret_cast<const sockaddr_in6*>(a)->sin6_addr,
                                                  &reinterpret_cast<const sockaddr_in6*>(&b)->sin6_addr, sizeof(in6_addr)) == 0;
+}
+
+// Of IPv4, if the device has one; null: it has none, or is none.
+const ifaddrs* first_address(const ifaddrs* own, const std::string& device) {
+  for (const int family : {AF_INET, AF_INET6}) {
+    for (const ifaddrs* entry = own; entry != nullptr; entry = entry->ifa_next) {
+      if (entry->ifa_addr != nullptr && entry->ifa_addr->sa_family == family && device_of(*entry) == device) return entry;
+    }
+  }
+  return nullptr;
 }
 
 // Empty if there is no route.
@@ -119,6 +131,27 @@ std::vector<std::string> devices_towards(const std::vector<std::string>& address
     if (usable && (entry->ifa_addr->sa_family == AF_INET || entry->ifa_addr->sa_family == AF_INET6)) add(device_of(*entry));
   }
   return devices;
+}
+
+Status check_free_ports(const std::vector<std::string>& devices, size_t count) {
+  const auto own = all_addresses();
+  for (const std::string& device : devices.empty() ? devices_towards({""}) : devices) {
+    const ifaddrs* const entry = first_address(own.get(), device);
+    if (entry == nullptr) continue;  // no device of the system's, perhaps one of the library's
+    if (Status room = check_descriptors(count); !room) return room;
+    const socklen_t length = entry->ifa_addr->sa_family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+    std::vector<Fd> sockets;  // which hold their ports until all are found
+    while (sockets.size() < count) {
+      sockets.emplace_back(::socket(entry->ifa_addr->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+      // Another failure the library will meet itself, and tell.
+      if (!sockets.back().valid() || ::bind(sockets.back().get(), entry->ifa_addr, length) == 0) continue;
+      if (errno != EADDRINUSE) break;
+      char number[NI_MAXHOST] = "";
+      ::getnameinfo(entry->ifa_addr, length, number, sizeof number, nullptr, 0, NI_NUMERICHOST);
+      return no_free_port(number);
+    }
+  }
+  return {};
 }
 
 int refuse_own_machine(std::string_view name) {

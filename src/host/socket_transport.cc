@@ -36,7 +36,7 @@ namespace {
 constexpr int kSpins = 20;                             // looks at all sockets before sleeping
 constexpr auto kData = static_cast<uint16_t>(0x4450);  // plus the lane
 constexpr size_t kStrangers = 64;                      // that may stand at the door besides the ranks
-constexpr uint64_t kConnectNs = 30'000'000'000;
+constexpr uint64_t kConnectNs = 30'000'000'000;        // at most, and half of the timeout: others wait to hear how it went
 constexpr uint64_t kDoorSliceMs = 50;
 
 // What a rank tells the others: where it listens, and a nonce, so that no two groups of a job have the same key.
@@ -64,6 +64,7 @@ class SocketTransport final : public Transport {
 
   Result<std::string> listen(const NodeAddresses& nodes);
   Status connect(const std::vector<int>& members, const std::vector<std::string>& places, const NodeAddresses& nodes);
+  Status check_all_came() const;  // those who are to connect to this rank
 
   Status send(int to, const void* data, size_t bytes, Lane lane, bool* done) override;
   Status receive(int from, void* data, size_t bytes, Lane lane, bool* done) override;
@@ -136,7 +137,7 @@ Status SocketTransport::connect(const std::vector<int>& members, const std::vect
   std::string table;
   for (const std::string& place : places) table += place;
   const AuthKey key = world_->key_for("data " + table);
-  const Deadline deadline = Deadline::after_ns(std::min(world_->timeout_ns(), kConnectNs));
+  const Deadline deadline = Deadline::after_ns(std::min(world_->timeout_ns() / 2, kConnectNs));
   std::vector<Fd> listeners;
   listeners.push_back(std::move(listener_));
   Listener door(std::move(listeners), key, kStrangers + peers_.size(), "the port for data");
@@ -171,15 +172,17 @@ Status SocketTransport::connect(const std::vector<int>& members, const std::vect
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
   }
-  for (const auto& [rank, peer] : peers_) {
-    if (!status.ok() || peer.socket.valid()) continue;
-    status =
-        world_->failed()  // then nobody was waited for any longer
-            ? world_->failure()
-            : Status(Code::backend, text(world_->describe(rank), ", but did not connect to the port for data of rank ", world_->rank()),
-                     Blame{.rank = rank});
-  }
   return status;
+}
+
+Status SocketTransport::check_all_came() const {
+  for (const auto& [rank, peer] : peers_) {
+    if (peer.socket.valid()) continue;
+    if (world_->failed()) return world_->failure();  // then nobody was waited for any longer
+    return {Code::backend, text(world_->describe(rank), ", but did not connect to the port for data of rank ", world_->rank()),
+            Blame{.rank = rank}};
+  }
+  return {};
 }
 
 Status SocketTransport::connect_to_rank(int rank, const Endpoint& endpoint, const AuthKey& key, Deadline deadline) {
@@ -421,8 +424,11 @@ class SocketNetwork final : public Network {
     auto transport = std::make_unique<SocketTransport>(world_, members);
     auto places = exchange_findings(*world_, members, transport->listen(nodes_));
     if (!places.ok()) return places.status();
-    Status agreed = agree(*world_, members, {kConnecting}, transport->connect(members, *places, nodes_));
-    if (!agreed.ok()) return agreed;
+    // Who could not connect knows why, and is asked before who has waited for it.
+    for (const bool connecting : {true, false}) {
+      const Status mine = connecting ? transport->connect(members, *places, nodes_) : transport->check_all_came();
+      if (Status agreed = agree(*world_, members, {kConnecting}, mine); !agreed) return agreed;
+    }
     return std::unique_ptr<Transport>(std::move(transport));
   }
 

@@ -122,6 +122,10 @@ Result<std::shared_ptr<Network>> Network::open(const std::shared_ptr<World>& wor
   return *kind == TransportKind::sockets ? open_sockets(world, *nodes) : open_ucx(world, *nodes);
 }
 
+Status check_transport(World& world) {
+  return agree(world, all_ranks(world.size()), {kVariable}, choose(TransportKind::automatic).status());
+}
+
 TransportInfo transport_info() {
   const auto kind = choose(TransportKind::automatic);
   if (!kind.ok()) return {"none", false, kind.status().text()};

@@ -86,6 +86,10 @@ class Network {
   virtual Result<std::unique_ptr<Transport>> connect(const std::vector<int>& members, std::shared_ptr<const ThreadPool> pool) = 0;
 };
 
+// In place of Network::open where all ranks share one node, so that a word that MEGADP_TRANSPORT cannot be is not found out first when the
+// job comes to several. Collective over the world.
+Status check_transport(World& world);
+
 // For Network::open. `nodes`: by number the network address of each, empty if it is not known.
 using NodeAddresses = std::vector<std::string>;
 Result<std::shared_ptr<Network>> open_ucx(const std::shared_ptr<World>& world, const NodeAddresses& nodes);

@@ -5,9 +5,11 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <string_view>
 
 #include "base/fd.h"
 #include "base/thread.h"
@@ -20,6 +22,15 @@ namespace megadp::host {
 
 Status ucx_failed(const UcxLibrary& ucx, const std::string& what, ucs_status_t status) {
   return {Code::backend, text("UCX: ", what, ": ", ucx.status_string(status))};
+}
+
+std::string user_choices() {
+  std::string said;
+  for (const char* const name : {"UCX_TLS", "UCX_NET_DEVICES"}) {
+    if (const char* const value = std::getenv(name); value != nullptr)
+      said += text(said.empty() ? " (" : ", ", name, "=", value, " is set");
+  }
+  return said.empty() ? said : said + ")";
 }
 
 namespace {
@@ -89,7 +100,23 @@ Status UcxNetwork::start(const NodeAddresses& nodes) {
   params.estimated_num_eps = static_cast<size_t>(world_->size());
   const ucs_status_t status = ucx_.init_version(UCP_API_MAJOR, UCP_API_MINOR, &params, config, &context_);
   ucx_.config_release(config);
-  return status == UCS_OK ? Status() : ucx_failed(ucx_, "no usable network device for tcp (see UCX_NET_DEVICES)", status);
+  if (status == UCS_OK) return {};
+  const std::string choices = user_choices();
+  return ucx_failed(ucx_, "no usable network device" + (choices.empty() ? " for tcp (see UCX_NET_DEVICES)" : choices), status);
+}
+
+// UCX asks the system for a port again and again, for ever, as long as there is none. A range of the user's is not the system's to give.
+Status UcxNetwork::check_ports(size_t count) const {
+  if (std::getenv("UCX_TCP_PORT_RANGE") != nullptr) return {};
+  const char* const chosen = std::getenv("UCX_NET_DEVICES");
+  std::vector<std::string> devices;
+  std::string_view rest = devices_.empty() && chosen != nullptr ? chosen : std::string_view(devices_);
+  while (!rest.empty()) {
+    const size_t end = std::min(rest.find(','), rest.size());
+    devices.emplace_back(rest.substr(0, end));
+    rest.remove_prefix(std::min(end + 1, rest.size()));
+  }
+  return check_free_ports(devices, count);
 }
 
 UcxNetwork::~UcxNetwork() {

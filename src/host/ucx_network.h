@@ -19,6 +19,8 @@ class UcxNetwork final : public Network, public std::enable_shared_from_this<Ucx
   UcxNetwork(const UcxLibrary& ucx, std::shared_ptr<World> world) : ucx_(ucx), world_(std::move(world)) {}
   ~UcxNetwork() override;
 
+  // Whether the system has ports for the workers of so many ranks of this node. Local.
+  Status check_ports(size_t count) const;
   // Local.
   Status start(const NodeAddresses& nodes);
   Result<std::unique_ptr<Transport>> connect(const std::vector<int>& members,
@@ -35,6 +37,8 @@ class UcxNetwork final : public Network, public std::enable_shared_from_this<Ucx
   ucp_context_h context_ = nullptr;
 };
 
+// " (UCX_TLS=rc is set)": what the user has chosen for UCX himself, for the sentences of what does not work then.
+std::string user_choices();
 Status ucx_failed(const UcxLibrary& ucx, const std::string& what, ucs_status_t status);
 
 }  // namespace megadp::host

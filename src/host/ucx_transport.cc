@@ -135,7 +135,7 @@ Status UcxTransport::create_endpoint(int rank, Peer& peer, const std::string& ad
   const Stop never;
   wait_for_news_of(rank, never);
   if (world_->failed()) return world_->failure();
-  return failed(text("no connection to rank ", rank, " on ", world_->host_name(rank)), status).with_blame({.rank = rank});
+  return failed(text("no connection to rank ", rank, " on ", world_->host_name(rank), user_choices()), status).with_blame({.rank = rank});
 }
 
 Status UcxTransport::greet() {
@@ -317,6 +317,13 @@ void UcxTransport::break_off() {
 }  // namespace
 
 Result<std::unique_ptr<Transport>> UcxNetwork::connect(const std::vector<int>& members, std::shared_ptr<const ThreadPool> pool) {
+  std::vector<int> here;
+  for (const int rank : members) {
+    if (world_->node(rank) == world_->node(world_->rank())) here.push_back(rank);
+  }
+  // One rank of a node looks for all of them, and none begins before it has: they would take the ports from each other.
+  const Status ports = here.front() == world_->rank() ? check_ports(here.size()) : Status();
+  if (Status agreed = agree(*world_, members, {kConnecting}, ports); !agreed) return agreed;
   auto transport = std::make_unique<UcxTransport>(shared_from_this(), members, std::move(pool));
   Status started = transport->start();
   Result<std::string> mine = started.ok() ? transport->address() : Result<std::string>(started);

@@ -86,6 +86,11 @@ class Stage:
 def raw(stage):
     """The mirror of the header against abi.json."""
     stage.run_cargo("test", "-p", "megadp-sys")
+    # Beside the other builds, which another variable would have made anew.
+    refused = subprocess.run([stage.cargo, "check", "--locked", "-p", "megadp-sys"], cwd=RUST, capture_output=True, text=True, check=False,
+                             env=dict(stage.env, MEGADP_LIB_DIR="no/such", CARGO_TARGET_DIR=stage.env["CARGO_TARGET_DIR"] + "-refused"))
+    if refused.returncode == 0 or f"MEGADP_LIB_DIR: no/such in {os.path.join(RUST, 'megadp-sys')}: " not in refused.stderr:
+        sys.exit(f"a relative MEGADP_LIB_DIR: {refused.stderr}")
 
 
 def library(stage):

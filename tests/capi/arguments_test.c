@@ -148,6 +148,14 @@ static void comm_from_environment(void** state) {
   CHECK(strstr(json, "\"ok\":false") != NULL && strstr(json, "RANK=0") != NULL);
   free(json);
   be_alone();
+  /* Also where nothing goes between nodes. */
+  setenv("MEGADP_TRANSPORT", "tcp", 1);
+  FAILS(MDP_E_INVALID, "MEGADP_TRANSPORT is 'tcp'; it must be ucx or sockets", mdp_comm_create(NULL, NULL, &comm));
+  CHECK(comm == NULL);
+  setenv("MEGADP_TRANSPORT", "sockets", 1);
+  OK(mdp_comm_create(NULL, NULL, &comm));
+  mdp_comm_destroy(comm);
+  be_alone();
 }
 
 /* ── Tensors and collectives ── */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Models in ordinary safetensors files, of this and of other writers; and what is looked for in a checkpoint without loading it. */
 #include <dirent.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -175,6 +176,10 @@ static void what_is_no_model_is_refused(void** state) {
   FAILS(MDP_E_CORRUPT, "it has 13 bytes of data, and its tensors take 12", load_params(&j, "long.safetensors", NULL));
   write_file("fraction.safetensors", "{\"a\":{\"dtype\":\"F32\",\"shape\":[3.0],\"data_offsets\":[0,12]}}", data, 12);
   FAILS(MDP_E_CORRUPT, "fraction.safetensors is no safetensors file", load_params(&j, "fraction.safetensors", NULL));
+  write_file("sums.safetensors",
+             "{\"__metadata__\":{\"megadp.checksums\":\"0123\"},\"a\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,12]}}", data,
+             12);
+  FAILS(MDP_E_CORRUPT, "sums.safetensors is damaged: it has no 1 checksums", load_params(&j, "sums.safetensors", NULL));
   write_file("gap.safetensors", "{\"a\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[4,16]}}", data, 16);
   FAILS(MDP_E_CORRUPT, "tensor 'a' begins at byte 4 of its data, where the one before it ends at 0",
         load_params(&j, "gap.safetensors", NULL));
@@ -278,6 +283,70 @@ static void a_name_that_the_format_has_taken(void** state) {
   job_close(&j);
 }
 
+/* ── Hosts that have not the same ── */
+
+enum {
+  WIDE = 50000 /* f32, more than are looked at */
+};
+
+/* A rank's own folder is its working directory, so that one path means another file on each: as on hosts that do not share a folder. */
+static void load_from_own_folder(const mdp_unique_id* id, int32_t rank, int32_t nranks, void* argument) {
+  const char* const refused = argument;
+  char own[600];
+  snprintf(own, sizeof own, "%s/host-%d", folder, (int)rank);
+  if (!CHECK(unshare(CLONE_FS) == 0 && chdir(own) == 0)) return; /* this thread's alone */
+  job j = {.comm = comm_open(id, rank, nranks, UINT64_C(60000000000))};
+  const int64_t few = A, wide = WIDE;
+  const mdp_param params[2] = {vector_param("few", MDP_DTYPE_F32, &few), vector_param("wide", MDP_DTYPE_F32, &wide)};
+  OK(mdp_buffer_register(j.comm, NULL, NULL, params, 2, &j.buffer));
+  const mdp_checkpoint_part part = {.struct_size = sizeof part, .buffer = j.buffer};
+  for (int i = 0; i < 3; ++i) {
+    static const char* const paths[3] = {"m/model.safetensors", "m", "m/model.safetensors.index.json"};
+    const mdp_checkpoint_config config = {
+        .struct_size = sizeof config, .directory = paths[i], .parts = &part, .part_count = 1, .flags = MDP_CHECKPOINT_PARAMS_ONLY};
+    if (refused == NULL) {
+      OK(mdp_checkpoint_load(&config));
+    } else {
+      FAILS(MDP_E_CORRUPT, refused, mdp_checkpoint_load(&config));
+    }
+  }
+  job_close(&j);
+}
+
+/* In each host's folder one model; `other` is the element of the second's that is not as in the first, of both arrays. */
+static void write_models(int other) {
+  static float values[A + WIDE];
+  for (int host = 0; host < 2; ++host) {
+    for (int i = 0; i < A + WIDE; ++i) values[i] = (float)i;
+    if (host == 1 && other >= 0) values[other] += 0.5F;
+    char header[300];
+    snprintf(header, sizeof header,
+             "{\"few\":{\"dtype\":\"F32\",\"shape\":[%d],\"data_offsets\":[0,%d]},"
+             "\"wide\":{\"dtype\":\"F32\",\"shape\":[%d],\"data_offsets\":[%d,%d]}}",
+             A, 4 * A, WIDE, 4 * A, 4 * (A + WIDE));
+    write_file(host == 0 ? "host-0/m/model.safetensors" : "host-1/m/model.safetensors", header, values, sizeof values);
+  }
+}
+
+/* They were mixed in silence. */
+static void a_model_that_differs_by_host_is_refused(void** state) {
+  (void)state;
+  static const char* const folders[4] = {"host-0", "host-0/m", "host-1", "host-1/m"};
+  for (int i = 0; i < 4; ++i) CHECK(mkdir(path_of(folders[i]), 0700) == 0);
+  for (int host = 0; host < 2; ++host) {
+    write_text(host == 0 ? "host-0/m/model.safetensors.index.json" : "host-1/m/model.safetensors.index.json",
+               "{\"weight_map\":{\"few\":\"model.safetensors\",\"wide\":\"model.safetensors\"}}");
+  }
+  write_models(-1);
+  run_ranks(2, load_from_own_folder, NULL);
+  static char refused[] = "holds another model here than on rank 0: it must be the same on all hosts";
+  const int others[] = {0, A - 1, A, A + WIDE / 3, A + WIDE - 1}; /* of each array its ends, and of the wide one a place between */
+  for (size_t i = 0; i < sizeof others / sizeof *others; ++i) {
+    write_models(others[i]);
+    run_ranks(2, load_from_own_folder, refused);
+  }
+}
+
 /* ── Damage ── */
 
 static void flip(const char* name, long at) {
@@ -298,7 +367,11 @@ static void every_damage_is_told(void** state) {
   size_t needed = 0;
   OK(mdp_checkpoint_verify(directory, lines, sizeof lines, &needed));
   CHECK(needed == 1 && lines[0] == '\0');
+  char file[600];
+  snprintf(file, sizeof file, "%s", path_of("damaged/checkpoint-000001/rank-00000.safetensors"));
+  OK(mdp_checkpoint_verify(file, NULL, 0, NULL));
   flip("damaged/checkpoint-000001/rank-00000.safetensors", -1);
+  FAILS(MDP_E_CORRUPT, "rank-00000.safetensors is damaged: the checksum of bytes ", mdp_checkpoint_verify(file, NULL, 0, NULL));
   FAILS(MDP_E_CORRUPT, "rank-00000.safetensors is damaged: the checksum of bytes ",
         mdp_checkpoint_verify(directory, lines, sizeof lines, &needed));
   CHECK(needed == strlen(lines) + 1 && strchr(lines, '\n') == lines + strlen(lines) - 1);
@@ -315,8 +388,9 @@ static void every_damage_is_told(void** state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {TEST(others_files_are_taken),           TEST(long_arrays_may_lie_askew),
-                                     TEST(what_is_no_model_is_refused),      TEST(exports_are_models),
-                                     TEST(a_name_that_the_format_has_taken), TEST(every_damage_is_told)};
+  const struct CMUnitTest tests[] = {
+      TEST(others_files_are_taken), TEST(long_arrays_may_lie_askew),        TEST(what_is_no_model_is_refused),
+      TEST(exports_are_models),     TEST(a_name_that_the_format_has_taken), TEST(a_model_that_differs_by_host_is_refused),
+      TEST(every_damage_is_told)};
   return cmocka_run_group_tests(tests, open_folder, close_folder);
 }

@@ -207,7 +207,8 @@ static void the_owner_names_the_place(const mdp_unique_id* id, int32_t rank, int
   OK(mdp_grad_skip(j.buffer, EMPTY));
   OK(mdp_grad_sync(j.buffer, NULL, NULL));
   SIZED(mdp_step_report, report);
-  const char* part = rank == 0 ? "element 5 of parameter 0 'first'" : "none of them among those that this rank owns";
+  const char* part =
+      rank == 0 ? "element 5 of parameter 0 'first'" : "none of them among those that this rank owns; the rank that owns one names it";
   FAILS(MDP_E_NUMERIC, part, mdp_optimizer_step(j.optimizer, NULL, &report, NULL));
   job_close(&j);
 }

@@ -124,11 +124,11 @@ std::string file(const std::string& header) {
 }
 
 // With its data, and a checksum of them.
-std::string whole_file(const std::string& tensors, const std::string& data) {
+std::string with_checksums(char kind, const std::string& tensors, const std::string& data) {
   std::string digits;
   if (!data.empty()) append_digits(&digits, checksum(data.data(), data.size()));
   std::string whole = file(R"({"__metadata__":{"megadp.checksums":")" + digits + "\"}" + tensors + "}") + data;
-  whole[0] = 'f';
+  whole[0] = kind;
   return whole;
 }
 
@@ -148,10 +148,12 @@ int main(int argc, char** argv) {
       {{file("{}"), file(R"({"a":)" + kGood + "}"),
         file(R"({"__metadata__":{"format":"pt"},"a":)" + kGood + R"(,"b\u0000":)" + kGood + "}"),
         file(R"({"a":{"dtype":"BF16","shape":[],"data_offsets":[8,10]},"b":{"dtype":"I64","shape":[0,7],"data_offsets":[0,0]}})"),
-        whole_file("", ""), whole_file(R"(,"a":)" + kGood + R"(,"b":{"dtype":"U8","shape":[3],"data_offsets":[8,11]})", "12345678abc"),
+        with_checksums('f', "", ""),
+        with_checksums('f', R"(,"a":)" + kGood + R"(,"b":{"dtype":"U8","shape":[3],"data_offsets":[8,11]})", "12345678abc"),
         model(
             R"({"__metadata__":{"b":"a"},"c":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},"a":{"dtype":"F32","shape":[2],"data_offsets":[3,11]}})",
             "abc12345678"),
+        with_checksums('m', R"(,"a":)" + kGood, "12345678"),
         R"(i{"metadata":{"total_size":60,"more":[1,null,true,0.5,-1]},"weight_map":{"c":"2.safetensors","a":"1.safetensors"}})"},
        with_json(
            {kGood, "\"shape\"", "\"dtype\"", "\"data_offsets\"", "\"__metadata__\"", "\"megadp.checksums\"", "\"weight_map\"", "\"F64\""}),

@@ -60,15 +60,22 @@ class Checkpoints(ProgramTest):
     def test_verify(self):
         self.assertEqual(megadp("checkpoint", "verify", self.KEPT).stdout, f"{self.KEPT}: whole\n")
         with tempfile.TemporaryDirectory() as folder:
+            model = os.path.join(folder, "model.safetensors")
+            self.assertEqual(megadp("checkpoint", "export", self.KEPT, model).returncode, 0)
+            self.assertEqual(megadp("checkpoint", "verify", model).stdout,
+                             f"{model}: headers and sizes fit; a model has no checksums, so its data was not compared\n")
             damaged = os.path.join(folder, "damaged")
             shutil.copytree(self.KEPT, damaged)
-            with open(os.path.join(damaged, "checkpoint-000001", "rank-00001.safetensors"), "r+b") as file:
+            one_file = os.path.join(damaged, "checkpoint-000001", "rank-00001.safetensors")
+            self.assertEqual(megadp("checkpoint", "verify", one_file).stdout, f"{one_file}: whole\n")
+            with open(one_file, "r+b") as file:
                 file.seek(-1, os.SEEK_END)
                 last = file.read(1)
                 file.seek(-1, os.SEEK_END)
                 file.write(bytes([last[0] ^ 1]))
             told = self.failed("verify", damaged, words="rank-00001.safetensors is damaged")
             self.assertRegex(told, r"^[^\n]*the checksum of bytes \d+ to 1456 differs\n$")
+            self.assertEqual(self.failed("verify", one_file, words="rank-00001.safetensors is damaged"), told)
 
     def test_export(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -292,7 +299,8 @@ class Plan(ProgramTest):
         self.refused("plan", words="--sizes")
         for more, words in ((("--dp", "0"), "--dp"), (("--dp", "-1"), "--dp"), (("--param-dtype", "f64"), "f64"), (("--grad-dtype", "bf16"), "gradients are f32"),
                             (("--bucket-size", "0"), "--bucket-size"), (("--bucket-size", "1x"), "--bucket-size"), (("--bucket-size", "-5"), "--bucket-size"),
-                            (("--own-bucket", "1"), "--own-bucket is 1"), (("--own-bucket", "a"), "--own-bucket"), (("--sharding", "3"), "--sharding"), (("--pool-buckets", "2"), "pool_buckets is 2"), (("--error-feedback",), "wire_dtype is not"),
+                            (("--own-bucket", "1"), "--own-bucket is 1"), (("--own-bucket", "a"), "--own-bucket"), (("--sharding", "3"), "--sharding"), (("--pool-buckets", "2"), "pool_buckets is 2"), (("--error-feedback",), "--error-feedback goes with --bf16-wire"),
+                            (("--error-feedback", "--bf16-wire", "--sharding", "2"), "--error-feedback does not go with --sharding 2"),
                             (("--nonsense",), "nonsense")):
             with self.subTest(more):
                 self.refused("plan", "--sizes", "5", *more, words=words)

@@ -68,6 +68,44 @@ class Wire(unittest.TestCase):
                 for out, errors in self.run_all(lines, transport):
                     self.assertRegex(out, r"^MDP_E_SYSTEM .*\(ulimit -n\)", (transport, limit, errors))
 
+    def failures(self, hosts, command, **environment):
+        """What both hosts say of a job that does not come about."""
+        jobs = [subprocess.Popen(line, env={**without_launcher(), **environment}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+                for line in hosts.run(MEGADP, (1, 1), [BETWEEN_HOSTS, *command])]
+        said = [job.communicate(timeout=LIMIT)[0] for job in jobs]
+        self.assertNotIn(0, [job.returncode for job in jobs], said)
+        return said
+
+    def few_ports(self, last):
+        """The second host has those from 50000 to this one."""
+        hosts = TwoHosts(self)
+        subprocess.run(["ip", "netns", "exec", hosts.names[1], "sysctl", "-qw", f"net.ipv4.ip_local_port_range=50000 {last}"], check=True)
+        return hosts, rf"no free port at 10\.83\.0\.2: .*\(net.ipv4.ip_local_port_range, 50000 to {last}\)"
+
+    def test_ports_that_run_out_are_named(self):
+        """UCX asked for one for ever, whatever the timeout was."""
+        for last in (50004, 50005, 50009):  # wherever in a split that is
+            hosts, wanted = self.few_ports(last)
+            for out, errors in self.run_all(hosts.run(MEGADP, (1, 1), [BETWEEN_HOSTS, "splits", "200"]), "ucx"):
+                self.assertRegex(out, f"^MDP_E_SYSTEM .*{wanted}", (last, errors))
+        hosts, wanted = self.few_ports(50000)
+        for said in self.failures(hosts, ["scatter", "2", "4"], MEGADP_TRANSPORT="sockets"):
+            self.assertRegex(said, wanted)
+
+    def test_why_there_is_no_connection_is_told_to_all(self):
+        """Rank 0 waits, and rank 1 knows the system's reason: its host has no route for what goes to such ports."""
+        hosts = TwoHosts(self)
+        subprocess.run(["ip", "-n", hosts.names[1], "rule", "add", "ipproto", "tcp", "dport", "32768-60999", "unreachable"], check=True)
+        for said in self.failures(hosts, ["scatter", "2", "4"], MEGADP_TRANSPORT="sockets"):
+            self.assertRegex(said, r"no connection for data to rank 0 on .*: connecting to 10\.83\.0\.1:\d+: Network is unreachable")
+
+    def test_what_the_user_has_set_for_ucx_is_named(self):
+        hosts = TwoHosts(self)
+        for choices, wanted in (({"UCX_TLS": "bogus"}, "no usable network device (UCX_TLS=bogus is set): "),
+                                ({"UCX_TLS": "tcp", "UCX_NET_DEVICES": "lo"}, " (UCX_TLS=tcp is set, UCX_NET_DEVICES=lo is set): ")):
+            for said in self.failures(hosts, ["scatter", "2", "4"], MEGADP_TRANSPORT="ucx", **choices):
+                self.assertIn(wanted, said)
+
 
 if __name__ == "__main__":
     unittest.main(argv=[sys.argv[0], *sys.argv[3:]], verbosity=2)

@@ -2,6 +2,11 @@
 # The package in a world of one rank: arrays and strides, errors, lifetimes.
 using LinearAlgebra, SparseArrays
 using MegaDP: Raw
+import Pkg
+
+testcase("Project.toml is one that this Julia's Pkg takes") do
+    @test Pkg.project().name == "MegaDP"
+end
 
 const world = Comm()
 

@@ -2,6 +2,7 @@
 """A small convolutional network on images that are cut over ranks: rows and columns over a grid, batches over what is left.
 
 usage: megadp run -n 4 python digits_cnn.py digits.csv [ROWS COLUMNS [STEPS]]      (2 x 1 ranks an image, 50 steps; prints the loss of each)
+digits.csv is what tests/bindings/digits.py writes.
 """
 import sys
 
@@ -63,4 +64,6 @@ def main(path, rows=2, columns=1, steps=50):
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
     main(*sys.argv[1:])

@@ -2,6 +2,7 @@
 """The network of digits_numpy.py in JAX: gradients leave during the backward pass of a jitted function.
 
 usage: megadp run -n 2 python digits_jax.py digits.csv [--plain]      (prints the loss of each step; --plain: puts gradients afterwards)
+digits.csv is what tests/bindings/digits.py writes.
 """
 import sys
 
@@ -60,4 +61,6 @@ def main(path, plain):
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
     main(sys.argv[1], "--plain" in sys.argv)

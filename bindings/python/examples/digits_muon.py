@@ -3,6 +3,7 @@
 
 usage: megadp run -n 2 python digits_muon.py digits.csv [--search]
        (prints the loss of each step; --search: those at the end, of AdamW alone too, for several learning rates)
+digits.csv is what tests/bindings/digits.py writes.
 """
 import sys
 
@@ -51,4 +52,6 @@ def main(path, search):
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
     main(sys.argv[1], "--search" in sys.argv)

@@ -2,6 +2,7 @@
 """Trains a two-layer network on handwritten digits, in numpy alone, on any number of ranks: tests/bindings/README.md describes the model.
 
 usage: megadp run -n 2 python digits_numpy.py digits.csv      (prints the loss of each step)
+digits.csv is what tests/bindings/digits.py writes.
 """
 import sys
 
@@ -68,4 +69,6 @@ def main(path):
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
     main(sys.argv[1])

@@ -2,6 +2,7 @@
 """The network of digits_numpy.py in PyTorch.
 
 usage: torchrun --nproc-per-node 2 digits_torch.py digits.csv      (or megadp run -n 2 python ...; prints the loss of each step)
+digits.csv is what tests/bindings/digits.py writes.
 """
 import sys
 
@@ -49,4 +50,6 @@ def main(path):
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
     main(sys.argv[1])

@@ -14,6 +14,13 @@ class Training(unittest.TestCase):
                   for n in (1, 2)]
         support.check_losses(self, *losses)
 
+    def test_usage(self):
+        """Without the file the example says how it is called, and where the file is from."""
+        ended = support.run_ranks(1, [os.path.join(support.PACKAGE, "examples", "digits_numpy.py")])
+        self.assertEqual(ended.returncode, 1)
+        self.assertIn("usage: megadp run -n 2 python digits_numpy.py digits.csv", ended.stderr)
+        self.assertIn("tests/bindings/digits.py", ended.stderr)
+
 
 if __name__ == "__main__":
     unittest.main()

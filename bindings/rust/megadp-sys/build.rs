@@ -49,8 +49,16 @@ fn find() -> Result<PathBuf, String> {
 }
 
 fn with_library(dir: &Path, said_by: &str) -> Result<PathBuf, String> {
-    let dir = fs::canonicalize(dir).map_err(|error| format!("{said_by}: {}: {error}", dir.display()))?;
+    let dir = fs::canonicalize(dir).map_err(|error| format!("{said_by}: {}{}: {error}", dir.display(), counted_from(dir)))?;
     if dir.join("libmegadp.so").exists() { Ok(dir) } else { Err(format!("{said_by}: there is no libmegadp.so in {}", dir.display())) }
+}
+
+/// cargo runs this in the package's own folder, not in its caller's.
+fn counted_from(path: &Path) -> String {
+    match env::current_dir() {
+        Ok(here) if path.is_relative() => format!(" in {}", here.display()),
+        _ => String::new(),
+    }
 }
 
 /// Links the shared library. cargo puts folders below its own on LD_LIBRARY_PATH for `cargo run` and `cargo test`, of every crate that

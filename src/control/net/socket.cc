@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -110,7 +111,7 @@ Result<Fd> listen_unix(const Endpoint& endpoint) {
   return fd;
 }
 
-Result<Fd> listen_address(const Endpoint& endpoint, const addrinfo& address, bool both_families) {
+Result<Fd> listen_address(const std::string& place, const addrinfo& address, bool both_families) {
   Fd fd(::socket(address.ai_family, kSocketFlags, 0));
   if (!fd.valid()) return system_error("making a TCP socket", errno);
   const int on = 1;
@@ -118,7 +119,7 @@ Result<Fd> listen_address(const Endpoint& endpoint, const addrinfo& address, boo
   ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
   if (address.ai_family == AF_INET6) ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &v6only, sizeof v6only);
   if (::bind(fd.get(), address.ai_addr, address.ai_addrlen) != 0 || ::listen(fd.get(), kBacklog) != 0) {
-    return system_error(text("listening at ", endpoint.describe()), errno);
+    return system_error(text("listening at ", place), errno);
   }
   return fd;
 }
@@ -126,7 +127,7 @@ Result<Fd> listen_address(const Endpoint& endpoint, const addrinfo& address, boo
 Result<std::vector<Fd>> listen_tcp(const Endpoint& endpoint) {
   auto literal = look_up_here(endpoint, AI_NUMERICHOST | AI_PASSIVE);
   if (literal.ok()) {
-    auto fd = listen_address(endpoint, *literal->head, false);
+    auto fd = listen_address(endpoint.describe(), *literal->head, false);
     if (fd.ok()) {
       std::vector<Fd> fds;
       fds.push_back(*std::move(fd));
@@ -146,7 +147,7 @@ Result<std::vector<Fd>> listen_tcp(const Endpoint& endpoint) {
   for (const int family : {AF_INET6, AF_INET}) {
     for (const addrinfo* a = any->head.get(); a != nullptr; a = a->ai_next) {
       if (a->ai_family != family) continue;
-      auto fd = listen_address(endpoint, *a, true);
+      auto fd = listen_address(endpoint.describe(), *a, true);
       if (fd.ok()) {
         fds.push_back(*std::move(fd));
       } else if (failure.ok()) {
@@ -320,12 +321,22 @@ SocketAddress other_end(int fd) {
 }
 
 Result<Fd> listen_at_free_port(const std::string& address) {
-  const Endpoint endpoint{"", address, 0};
-  auto own = look_up_here(endpoint, AI_NUMERICHOST | AI_PASSIVE);
+  auto own = look_up_here({"", address, 0}, AI_NUMERICHOST | AI_PASSIVE);
   if (!own.ok()) return own.status();
-  auto fd = listen_address(endpoint, *own->head, false);
-  if (!fd.ok()) return fd.status().with_context(text("a free port of ", address));
+  auto fd = listen_address(text("a free port of ", address), *own->head, false);
+  if (!fd.ok() && errno == EADDRINUSE) return no_free_port(address);
   return fd;
+}
+
+Status no_free_port(const std::string& address) {
+  const Fd file(::open("/proc/sys/net/ipv4/ip_local_port_range", O_RDONLY | O_CLOEXEC));
+  char range[64] = "";
+  const ssize_t length = file.valid() ? ::read(file.get(), range, sizeof range - 1) : 0;
+  range[std::max<ssize_t>(length, 0)] = '\0';
+  unsigned first = 0, last = 0;
+  const bool known = std::sscanf(range, "%u %u", &first, &last) == 2;
+  return {Code::system, text("no free port at ", address, ": all that the system may give (net.ipv4.ip_local_port_range",
+                             known ? text(", ", first, " to ", last) : "", ") are taken")};
 }
 
 }  // namespace megadp

@@ -57,5 +57,7 @@ SocketAddress other_end(int fd);
 
 // Listens at this address (a number) and a port that the system chooses, which own_end() tells.
 Result<Fd> listen_at_free_port(const std::string& address);
+// What is said where it has none left to choose.
+Status no_free_port(const std::string& address);
 
 }  // namespace megadp

@@ -12,7 +12,7 @@ from ._errors import MegaDPError, invalid
 from ._handles import Closable, inside
 from ._library import lib, sized, text_of
 from ._optimizer_config import Rule, optimizer_config, state_names
-from ._param_group import ParamGroup, divisor, native_group
+from ._param_group import ParamGroup, divisor, native_group, optional
 from ._param_states import ParamStates, read_param_states
 from ._pieces import Pieces, Place, Update, UpdateFunction, calling
 from ._scaler import Scaler, native_scaler, scaler_from
@@ -255,7 +255,7 @@ def _checked(optimizers: Sequence[Optimizer]) -> List[Optimizer]:
 def _step_config(loss_scale: Optional[float], grad_divisor: Optional[float], stream: int, lr: Optional[float] = None,
                  unchecked: bool = False) -> Any:
     return sized(_raw.mdp_step_config, loss_scale=divisor(loss_scale, "loss_scale"), grad_divisor=divisor(grad_divisor, "grad_divisor"),
-                 stream=stream or None, lr=lr or 0.0, flags=(0 if lr is None else _raw.MDP_STEP_SET_LR) | (_raw.MDP_STEP_UNCHECKED if unchecked else 0))
+                 stream=stream or None, lr=optional(lr, "lr"), flags=(0 if lr is None else _raw.MDP_STEP_SET_LR) | (_raw.MDP_STEP_UNCHECKED if unchecked else 0))
 
 
 def _take(optimizer: Optimizer, function: Any, config: Any, report: bool, wait: bool) -> Optional[StepReport]:

@@ -6,7 +6,7 @@ from . import _raw
 from ._comm import choice, whole
 from ._errors import invalid
 from ._library import sized
-from ._param_group import ParamGroup, divisor, native_group, pair
+from ._param_group import ParamGroup, divisor, native_group, number, optional, pair
 from ._param_states import ParamState, ParamStates, native_param_states, read_param_states
 
 Rule = Literal["adamw", "adam", "sgd", "sgd_momentum", "sgd_nesterov", "lion", "caller"]
@@ -46,13 +46,14 @@ def optimizer_config(arrays: Tuple[str, ...], kept: Dict[str, Dict[int, ParamSta
                      norm: str = "l2", param_groups: Sequence[ParamGroup] = (), first_param_group: Optional[int] = None,
                      average_decay: float = 0.0, state_dtype: str = "f32", stochastic_state: bool = False, no_master: bool = False,
                      seed: int = 0, check_update: bool = False) -> Any:
-    groups = [native_group(group, f"param_groups[{number}]") for number, group in enumerate(param_groups)]
+    groups = [native_group(group, f"param_groups[{of}]") for of, group in enumerate(param_groups)]
     structs = (_raw.mdp_param_group * len(groups))(*groups) if groups else None
-    config = sized(_raw.mdp_optimizer_config, rule=choice(rule, "rule", RULES), lr=lr or 0.0, eps=divisor(eps, "eps"),
-                   weight_decay=weight_decay, momentum=momentum or 0.0, max_grad_norm=max_grad_norm, max_grad_value=max_grad_value,
+    config = sized(_raw.mdp_optimizer_config, rule=choice(rule, "rule", RULES), lr=optional(lr, "lr"), eps=divisor(eps, "eps"),
+                   weight_decay=number(weight_decay, "weight_decay"), momentum=optional(momentum, "momentum"),
+                   max_grad_norm=number(max_grad_norm, "max_grad_norm"), max_grad_value=number(max_grad_value, "max_grad_value"),
                    norm=choice(norm, "norm", NORMS), param_groups=structs, param_group_count=len(groups),
                    first_param_group=whole(first_param_group or 0, "first_param_group", 0, 2**31 - 1),
-                   state="\n".join(arrays).encode("utf-8") or None, average_decay=average_decay,
+                   state="\n".join(arrays).encode("utf-8") or None, average_decay=number(average_decay, "average_decay"),
                    state_dtype=choice(state_dtype, "state_dtype", STATE_DTYPES),
                    seed=whole(seed, "seed", 0, 2**64 - 1),
                    param_states=native_param_states(kept, params), param_state_count=len(kept))
@@ -82,7 +83,7 @@ def planned_config(number_of: Callable[[Any], int], params: int, *, state: Seque
 def state_names(state: Sequence[str]) -> Tuple[str, ...]:
     if isinstance(state, str):
         raise invalid(f"state is {state!r}; it must be a list of names")
-    for number, name in enumerate(state):
+    for of, name in enumerate(state):
         if not isinstance(name, str) or not name or set(name) & set("\0\n"):
-            raise invalid(f"state[{number}] is {name!r}; it must be a name, of letters, digits, '_', '-' and '.'")
+            raise invalid(f"state[{of}] is {name!r}; it must be a name, of letters, digits, '_', '-' and '.'")
     return tuple(state)

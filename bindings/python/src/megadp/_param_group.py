@@ -20,22 +20,43 @@ class ParamGroup:
     momentum: Optional[float] = None
 
 
+def number(value: Any, argument: str) -> float:
+    """Of whatever says which float it is, such as an array of one element; no text."""
+    try:
+        if not isinstance(value, (str, bytes, bytearray)):
+            return float(value)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise invalid(f"{argument} is {value!r}; it must be a number")
+
+
+def optional(value: Optional[float], argument: str) -> float:
+    """0 for None, of which a flag says that it is not meant."""
+    return 0.0 if value is None else number(value, argument)
+
+
 def divisor(value: Optional[float], argument: str) -> float:
     """Of those that have no flag by which 0 would be meant, since it cannot be."""
-    if value == 0:
+    if value is None:
+        return 0.0
+    found = number(value, argument)
+    if found == 0:
         raise invalid(f"{argument} is 0; it must be from 1e-37 to 1e37, or None for the default")
-    return value or 0.0
+    return found
 
 
 def pair(betas: Sequence[float], argument: str) -> Tuple[float, float]:
-    if len(betas) != 2:
+    if not hasattr(betas, "__len__") or len(betas) != 2:
         raise invalid(f"{argument} is {betas!r}; it must be two numbers, beta1 and beta2")
-    return betas[0], betas[1]
+    return number(betas[0], f"{argument}[0]"), number(betas[1], f"{argument}[1]")
 
 
 def native_group(group: ParamGroup, argument: str) -> Any:
-    struct = sized(_raw.mdp_param_group, lr=group.lr or 0.0, weight_decay=group.weight_decay or 0.0, eps=divisor(group.eps, f"{argument}.eps"),
-                   momentum=group.momentum or 0.0)
+    if not isinstance(group, ParamGroup):
+        raise invalid(f"{argument} is a {type(group).__name__}; it must be a megadp.ParamGroup")
+    struct = sized(_raw.mdp_param_group, lr=optional(group.lr, f"{argument}.lr"), eps=divisor(group.eps, f"{argument}.eps"),
+                   weight_decay=optional(group.weight_decay, f"{argument}.weight_decay"),
+                   momentum=optional(group.momentum, f"{argument}.momentum"))
     for value, flag in ((group.lr, _raw.MDP_PARAM_GROUP_SET_LR), (group.weight_decay, _raw.MDP_PARAM_GROUP_SET_WEIGHT_DECAY),
                         (group.momentum, _raw.MDP_PARAM_GROUP_SET_MOMENTUM)):
         if value is not None:
