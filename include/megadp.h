@@ -805,7 +805,8 @@ MDP_API mdp_status mdp_param_wait(mdp_buffer* buffer, size_t param, mdp_stream c
 MDP_API mdp_status mdp_param_read(mdp_buffer* buffer, size_t param, const mdp_tensor* to, mdp_stream stream);
 MDP_API mdp_status mdp_param_write(mdp_buffer* buffer, size_t param, const mdp_tensor* from, mdp_stream stream);
 
-/* To be called after writes through parameter views: masters follow as with mdp_param_write. Local. */
+/* To be called after writes through parameter views: masters follow as with mdp_param_write. With CUDA these are on the default stream, or
+ * done. Local. */
 MDP_API mdp_status mdp_param_changed(mdp_buffer* buffer);
 
 /* Copies a gradient into its slot and counts it as ready: the parameter's shape, any strides, f32, bf16, f16 or f64. The first of a step
@@ -888,8 +889,8 @@ MDP_API mdp_status mdp_optimizer_set_scaler(mdp_optimizer* optimizer, const mdp_
 /* The scaler as the last step has left it, which is waited for. Local. Errors: STATE (none). */
 MDP_API mdp_status mdp_optimizer_scaler(mdp_optimizer* optimizer, mdp_scaler* out);
 
-/* Where the scale lies: one f32 in the memory of the backend, to be read in the order of the stream that steps are given. Valid as long as
- * the optimizer. Local. Errors: STATE (no scaler). */
+/* Where the scale lies: one f32 in the memory of the backend, to be read in the order of the stream that steps are given; after a step with
+ * a request, once that has ended or mdp_param_wait was called. Valid as long as the optimizer. Local. Errors: STATE (no scaler). */
 MDP_API mdp_status mdp_optimizer_scale(mdp_optimizer* optimizer, mdp_tensor* out);
 
 /* Takes one step: mdp_grad_sync unless it was called, norm and finite flag over all ranks, then by bucket clip, update, cast, and gather of

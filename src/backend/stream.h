@@ -52,8 +52,10 @@ class Stream {
     auto event = record();
     return event ? make_caller_wait(consumer, **event) : event.status();
   }
-  // Orders later work of this stream after what the caller has put on `producer` so far. On the host, if it is NULL, nothing is to do.
-  virtual Status wait_for_caller(void* producer) = 0;
+  // Orders later work of this stream after what the caller has put on `producer` so far: an event at that point of it, after which others
+  // of his streams can be ordered. On the host, if it is NULL, nothing is to do, and the event is null.
+  virtual Result<std::shared_ptr<Event>> follow_caller(void* producer) = 0;
+  Status wait_for_caller(void* producer) { return follow_caller(producer).status(); }
   virtual Status failure() const = 0;
   // Keeps `object` alive until the stream has passed this point, or is destroyed: how an object is destroyed while work that uses its
   // memory is still in flight. For destructors: never throws; if there is no memory for it the object is never destroyed.

@@ -14,6 +14,7 @@ void Gradients::start_step() {
     state.had_gradient = state.came = state.skipped_everywhere = false;
     state.turn = 0;
     state.spill.reset();
+    state.written.reset();
   }
   for (Bucket& bucket : buckets_) {
     bucket.waiting = bucket.params;
@@ -99,6 +100,7 @@ Status Gradients::arrive(size_t param) {
   if (++state.arrivals < arenas_->plan().params[param].uses_per_step) return {};
   if (!is_last_ && !is_pooled()) return {};
   state.ready = true;
+  state.written.reset();
   state.turn = ++turns_;
   return became_ready(buckets_[arenas_->place(param).bucket]);
 }
@@ -221,14 +223,15 @@ Status Gradients::put(size_t param, const StridedArray& grad, bool add, bool mor
   const Put putting(*this, state, lock);
   lock.unlock();
 
-  // The last step may still be reading the slot.
-  if (Status stepped = wait_until_updated(arenas_->place(param).bucket, producer); !stepped) return stepped;
+  if (Status ordered = wait_for_slot(param, producer); !ordered) return ordered;
   if (Status copied = arenas_->backend().copy(*place, grad, add_to_slot, producer); !copied) {
     return copied.with_context(text("mdp_grad_put of ", param_label(param, spec.name)));
   }
   if (Status searched = checks_.search(param, place->data, place->type, microbatch_, producer); !searched) return searched;
   lock.lock();
-  if (Status ordered = arenas_->grads().stream().wait_for_caller(producer); !ordered) return ordered;
+  auto written = arenas_->grads().stream().follow_caller(producer);
+  if (!written) return written.status();
+  state.written = *std::move(written);
   state.has_gradient = microbatch_touched_ = touched_ = true;
   return more ? Status() : arrive(param);
 }
@@ -255,7 +258,11 @@ Status Gradients::ready(size_t param, void* producer) {
     may = checks_.search(param, place.data, place.type, microbatch_, producer);
     lock.lock();
   }
-  if (may.ok()) may = arenas_->grads().stream().wait_for_caller(producer);
+  if (may.ok()) {
+    auto written = arenas_->grads().stream().follow_caller(producer);
+    may = written.status();
+    if (written) state.written = *std::move(written);
+  }
   if (may.ok()) return arrive(param);
   state.lent = lent;
   return may;
@@ -271,10 +278,10 @@ Result<Arenas::View> Gradients::acquire(size_t param, bool* first, void* produce
   state.lent = true;
   *first = !state.has_gradient;
   lock.unlock();
-  if (Status stepped = wait_until_updated(arenas_->place(param).bucket, producer); !stepped) {
+  if (Status ordered = wait_for_slot(param, producer); !ordered) {
     lock.lock();
     state.lent = false;
-    return stepped;
+    return ordered;
   }
   return Arenas::View{place->data, place->type, &arenas_->plan().params[param].shape, arenas_->strides(param)};
 }
@@ -315,20 +322,26 @@ Status Gradients::clear_if_empty(size_t param) {
                                  arenas_->plan().params[param].numel * size_of(arena.plan->grad_type));
 }
 
-Status Gradients::wait_until_updated(uint32_t bucket, void* caller) {
-  std::shared_ptr<Event> updated, reduced;
+Status Gradients::wait_for_slot(size_t param, void* caller) {
+  std::shared_ptr<Event> written, zeroed, reduced, updated;
   Stream& stream = arenas_->grads().stream();
   {
     std::lock_guard lock(mutex_);
-    const Bucket& last = buckets_[bucket];
-    updated = last.updated;
-    if (is_pooled()) return {};  // what it reads lies apart
-    if (last.reduction && !last.launched) reduced = last.reduced();
+    zeroed = zeroed_;
+    written = states_[param].written;
+    const Bucket& last = buckets_[arenas_->place(param).bucket];
+    if (!is_pooled()) {  // what a step reads lies apart there
+      updated = last.updated;
+      // Of a step that was begun anew without the optimizer.
+      if (last.reduction && !last.launched) reduced = last.reduced();
+    }
   }
-  // Of a step that was begun anew without the optimizer; on the host it is over with the sync.
-  if (reduced && !reduced->done()) {
-    if (Status ordered = stream.make_caller_wait(caller, *reduced); !ordered) return ordered;
+  // On the host these are over. What was written may have been on this very stream: to ask for that would cost more than to wait for it.
+  for (const std::shared_ptr<Event>& before : {zeroed, written, reduced}) {
+    if (!before || (before != written && before->done())) continue;
+    if (Status ordered = stream.make_caller_wait(caller, *before); !ordered) return ordered;
   }
+  // The last step may still be reading the slot.
   if (!updated || updated->done()) return updated ? updated->status() : Status();
   const uint64_t begin = now_ns();
   Status status = stream.make_caller_wait(caller, *updated);  // where it blocks, at most for the communicator's timeout
@@ -382,6 +395,7 @@ Status Gradients::zero(void* caller) {
   tokens_ = tokens;
   is_last_ = is_last;
   begun_ = begun;
+  zeroed_ = *done;
   lock.unlock();
   return stream.make_caller_wait(caller, **done);
 }

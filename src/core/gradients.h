@@ -101,7 +101,9 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   void note_view();
   // Of a reduced gradient.
   Result<Slice> owned(size_t param);
-  Result<std::optional<uint64_t>> digest_reduced(size_t param);  // what is owned of it; in verify.cc
+  // In verify.cc: returns when the reduced gradients, if there are any now, are whole; and a digest of what is owned of one.
+  Status await_reduced();
+  Result<std::optional<uint64_t>> digest_reduced(size_t param);
 
   // By parameter what its use_order would be if gradients always came as in the last step that was synced. Collective over the world.
   Result<std::vector<int32_t>> use_order();
@@ -179,6 +181,8 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
     bool ready = false;             // in the last microbatch; with a pool in this one
     bool skipped = false;           // here: nothing was added to it in this step
     std::shared_ptr<Memory> spill;  // in place of the slot, of this type
+    // The last write to it, on the caller's stream, if another one may follow: that one may be on another stream.
+    std::shared_ptr<Event> written;
     DType spill_type = DType::f32;
 
     // of the step
@@ -232,7 +236,8 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   std::optional<size_t> find_lent() const;
   Status check_none_lent(const char* call) const;
   Status clear_if_empty(size_t param);
-  Status wait_until_updated(uint32_t bucket, void* caller);
+  // What the caller then writes to the slot comes after all that has been done with it.
+  Status wait_for_slot(size_t param, void* caller);
   // Returns when no put writes: then slots may be cleared, and the step begun anew. Meanwhile the lock is given up.
   Status wait_for_puts(std::unique_lock<std::mutex>& lock);
   struct Put;  // what is under way without the lock
@@ -356,6 +361,7 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   bool spill_told_ = false;
   bool saw_order_ = false, order_told_ = false;
   Memory* norm_ = nullptr;  // kept by the arenas: StepScalars, of which norm() uses the sums
+  std::shared_ptr<Event> zeroed_;   // and of the last zero()
 };
 
 // Neighbouring ranges of a bucket that `take` accepts and that `go_together` are handed to `submit` as one: a call for each would be many

@@ -29,6 +29,7 @@ Status Params::wait(size_t param, void* consumer) {
     const auto add = [&pending](const std::shared_ptr<Transfer>& gather) {
       if (gather && !gather->end->done()) pending.push_back(gather->end);
     };
+    if (written_ && !written_->done()) pending.push_back(written_);
     if (param == SIZE_MAX) {
       for (const auto& gather : gathers_) add(gather);
     } else if (!plan.params[param].frozen) {
@@ -76,16 +77,30 @@ Status Params::write(size_t param, const StridedArray& from, void* caller) {
   return {};
 }
 
-// Both channels follow it: no event of the one will do for the other, since it may come behind gradients under way.
+// Both channels follow it, and what waits for a parameter on other streams of the caller's. No event of one channel will do for the other,
+// since it may come behind gradients under way. The last write stands for those before it, which it follows.
 Status Params::follow_write(void* caller) {
-  if (Status ordered = arenas_->grads().stream().wait_for_caller(caller); !ordered) return ordered;
-  return arenas_->gathers().stream().wait_for_caller(caller);
+  auto written = arenas_->grads().stream().follow_caller(caller);
+  if (!written) return written.status();
+  if (Status ordered = arenas_->gathers().stream().wait_for_caller(caller); !ordered) return ordered;
+  const std::lock_guard lock(mutex_);
+  written_ = *std::move(written);
+  return {};
 }
 
 Status Params::changed() {
   if (Status own = check_swapped_back("mdp_param_changed"); !own) return own;
+  std::shared_ptr<Event> before;
+  {
+    const std::lock_guard lock(mutex_);
+    if (Status usable = arenas_->context().usable(); !usable) return usable;
+    before = written_;
+  }
+  if (before) {
+    if (Status ordered = arenas_->gathers().stream().make_caller_wait(nullptr, *before); !ordered) return ordered;
+  }
+  if (Status ordered = follow_write(nullptr); !ordered) return ordered;
   const std::lock_guard lock(mutex_);
-  if (Status usable = arenas_->context().usable(); !usable) return usable;
   for (uint64_t& version : versions_) ++version;
   return {};
 }
@@ -103,6 +118,7 @@ Result<std::shared_ptr<Request>> Params::broadcast(int root, bool want_request) 
       if (root >= 0 && root < size) continue;
       return invalid("root is ", root, "; the ", expert ? "expert " : "", "data-parallel group has ranks 0 to ", size - 1);
     }
+    if (Status ordered = stream.wait_for_caller(nullptr); !ordered) return ordered;  // views may have been written there
     if (updated_) {
       if (Status ordered = stream.wait_for(updated_); !ordered) return ordered;
     }
@@ -212,6 +228,7 @@ Status Params::settle() {
   {
     const std::lock_guard lock(mutex_);
     ends = {updated_, passed_};
+    if (Status ordered = arenas_->gathers().stream().wait_for_caller(nullptr); !ordered) return ordered;
     auto gathered = arenas_->gathers().stream().record();  // of a step in one pass, the updates too
     if (!gathered) return gathered.status();
     ends.push_back(*std::move(gathered));

@@ -35,6 +35,7 @@ class Params {
   Result<std::shared_ptr<Request>> broadcast(int root, bool want_request);
   // Waits until parameters, masters and state hold what the last step and the last writes gave them. Not for gradients under way: their
   // reductions may be waiting for a rank that has none, and says so at mdp_grad_sync only.
+  // What the caller has put on the default stream counts as written: calls that are given no stream come after it.
   Status settle();
   Status verify();                              // replicas; collective over the grid's world
   Result<uint64_t> digest_value(size_t param);  // once nothing writes it
@@ -83,6 +84,7 @@ class Params {
   std::vector<std::shared_ptr<Transfer>> gathers_;  // of each bucket the last
   std::shared_ptr<Event> updated_;                  // the end of the last update on the channel of gradients
   std::shared_ptr<Event> passed_;                   // the end of the last gather or broadcast, or of what was done apart
+  std::shared_ptr<Event> written_;                  // the last write from outside, on the caller's stream
   Traffic traffic_;
   std::vector<bool> swapped_;     // by parameter
   std::atomic<size_t> swaps_{0};  // of optimizers

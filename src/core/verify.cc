@@ -16,6 +16,20 @@ constexpr const char* kVerify = "mdp_buffer_verify";
 
 }  // namespace
 
+// Between the sync and the step all ranks have submitted all reductions, so this waits for no rank that is here already. What the caller
+// has ordered before it since (mdp_grad_changed) counts.
+Status Gradients::await_reduced() {
+  std::shared_ptr<Event> end;
+  {
+    const std::lock_guard lock(mutex_);
+    if (phase_ != Phase::reduced) return {};
+    auto recorded = arenas_->grads().stream().record();
+    if (!recorded) return recorded.status();
+    end = *std::move(recorded);
+  }
+  return end->await();
+}
+
 // Nothing if the parameter has no reduced gradient now.
 Result<std::optional<uint64_t>> Gradients::digest_reduced(size_t param) {
   const std::lock_guard lock(mutex_);
@@ -77,6 +91,7 @@ Status Buffer::verify_over_stages() {
 
 Status Buffer::verify() {
   if (Status equal = params().verify(); !equal) return equal;
+  if (Status reduced = gradients().await_reduced(); !reduced) return reduced;
   for (const bool expert : {false, true}) {
     if (Status equal = verify_over_tp(expert); !equal) return equal;
   }

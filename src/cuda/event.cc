@@ -87,6 +87,12 @@ Result<std::shared_ptr<CudaEvent>> CudaEvent::create(std::shared_ptr<Gpu> gpu, s
   return std::shared_ptr<CudaEvent>(new CudaEvent(*std::move(raw), std::move(timeline)));
 }
 
+std::shared_ptr<CudaEvent> CudaEvent::recorded(std::shared_ptr<RawEvent> raw, std::shared_ptr<Timeline> timeline) {
+  std::shared_ptr<CudaEvent> event(new CudaEvent(std::move(raw), std::move(timeline)));
+  event->recorded_.store(true, std::memory_order_release);
+  return event;
+}
+
 Status CudaEvent::record(void* stream) {
   Status recorded = raw_->record(stream);
   if (!recorded) raw_->gpu()->fail(recorded);  // before it can be asked about: to CUDA it would look as if it had happened

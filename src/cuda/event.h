@@ -57,6 +57,8 @@ class Timeline {
 class CudaEvent final : public Event {
  public:
   static Result<std::shared_ptr<CudaEvent>> create(std::shared_ptr<Gpu> gpu, std::shared_ptr<Timeline> timeline);
+  // In a stream of the caller's, where it is already.
+  static std::shared_ptr<CudaEvent> recorded(std::shared_ptr<RawEvent> raw, std::shared_ptr<Timeline> timeline);
   // Puts it in the stream; once, by the launcher.
   Status record(void* stream);
   // Returns when it is in its stream, or with the failure of the device or world that keeps it from meaning anything.

@@ -50,15 +50,17 @@ Status CudaStream::make_caller_wait(void* consumer, Event& event) {
   return gpu_->check(gpu_->plugin().stream_wait(gpu_->device(), consumer, ours.raw()), "ordering the caller's stream after ours");
 }
 
-Status CudaStream::wait_for_caller(void* producer) {
+Result<std::shared_ptr<Event>> CudaStream::follow_caller(void* producer) {
   if (gpu_->failed()) return gpu_->failure();
   auto reached = RawEvent::record(gpu_, producer);
   if (!reached) return reached.status();
-  return submit([reached = *std::move(reached)](Launcher& on) {
+  const Status submitted = submit([reached = *reached](Launcher& on) {
     const Gpu& gpu = on.gpu();
     on.comes_after(reached);
     return gpu.check(gpu.plugin().stream_wait(gpu.device(), on.stream(), reached->get()), "ordering our stream after the caller's");
   });
+  if (!submitted) return submitted;
+  return std::shared_ptr<Event>(CudaEvent::recorded(*std::move(reached), launcher_->timeline()));
 }
 
 }  // namespace megadp::cuda

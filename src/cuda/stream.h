@@ -23,7 +23,7 @@ class CudaStream final : public Stream {
   Result<std::shared_ptr<Event>> record(int notify_fd) override;
   Status wait_for(std::shared_ptr<Event> event) override;
   Status make_caller_wait(void* consumer, Event& event) override;
-  Status wait_for_caller(void* producer) override;
+  Result<std::shared_ptr<Event>> follow_caller(void* producer) override;
   Status failure() const override { return gpu_->failure(); }
   void retain(std::shared_ptr<void> object) noexcept override { launcher_->retain(std::move(object)); }
 

@@ -229,8 +229,9 @@ Status Watch::State::timed_out(const Running& one) const {
   }
   if (blame.rank < 0) {
     const bool all = told.size() == collective.control->members().size();
-    sentence += all ? "all ranks have come to it, but their data cannot pass"
-                    : "a rank of another node has not come to it, or its data cannot pass";
+    sentence +=
+        all ? "all ranks have come to it, but their data cannot pass; threads of a rank may hold each other up on a stream that they share"
+            : "a rank of another node has not come to it, or its data cannot pass";
   }
   return {Code::timeout, std::move(sentence), blame};
 }

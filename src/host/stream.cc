@@ -254,9 +254,9 @@ Status HostStream::make_caller_wait(void* consumer, Event& event) {
   return event.await();
 }
 
-Status HostStream::wait_for_caller(void* producer) {
+Result<std::shared_ptr<Event>> HostStream::follow_caller(void* producer) {
   if (producer != nullptr) return invalid("stream is ", producer, "; host streams are NULL");
-  return {};
+  return std::shared_ptr<Event>();
 }
 
 void HostStream::retain(std::shared_ptr<void> object) noexcept {

@@ -74,7 +74,7 @@ class HostStream final : public Stream {
   Status wait_for(std::shared_ptr<Event> event) override;
   Status make_caller_wait_for_all(void* consumer) override;
   Status make_caller_wait(void* consumer, Event& event) override;
-  Status wait_for_caller(void* producer) override;
+  Result<std::shared_ptr<Event>> follow_caller(void* producer) override;
   Status failure() const override;
   void retain(std::shared_ptr<void> object) noexcept override;
   void caller_waits(bool so) noexcept override;

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Training on the CUDA backend over the public API, on the stand-in for its plugin: the host backend's bits, no waiting in a step, and
-// arrays of either memory.
+// Training on the CUDA backend over the public API, on the stand-in for its plugin: the host backend's bits, no waiting in a step, arrays
+// of either memory, and streams of the program's.
+#include <algorithm>
 #include <cmath>
 
 #include "api/dlpack_abi.h"
 #include "standin.h"
 #include "standin_job.h"
+
+extern "C" void standin_on_default_stream(void (*work)(void*), void* user);
 
 namespace {
 
@@ -336,6 +339,188 @@ void full_device(KindRank& rank) {
   ok(mdp_buffer_verify(buffer));
 }
 
+// ── streams of the program's ──
+
+// Two, of which the first one is busy for a while whenever it is used.
+class Streams {
+ public:
+  Streams() {
+    for (void*& stream : streams_) require(plugin().stream_create(nullptr, false, &stream) == 0, "no stream");
+  }
+  ~Streams() {
+    for (void* const stream : streams_) {
+      plugin().stream_synchronize(nullptr, stream);
+      plugin().stream_destroy(nullptr, stream);
+    }
+  }
+  Streams(const Streams&) = delete;
+  Streams& operator=(const Streams&) = delete;
+  void* slow() const {
+    on(streams_[0], [] { std::this_thread::sleep_for(std::chrono::milliseconds(30)); });
+    return streams_[0];
+  }
+  void* other() const { return streams_[1]; }
+  static void on(void* stream, std::function<void()> kernel) { megadp::standin::queue_of(nullptr, stream)->submit(std::move(kernel)); }
+
+ private:
+  void* streams_[2] = {};
+};
+
+// One parameter, zero at first, from which a step subtracts the mean of its gradients' sums.
+class Small {
+ public:
+  Small(const KindRank& rank, mdp_sharding sharding, int32_t uses, int32_t tp = 1) : rank_(rank.rank) {
+    mdp_grid_config cut{};
+    cut.struct_size = sizeof cut;
+    cut.tp = tp;
+    mdp_grid* grid = nullptr;
+    ok(mdp_grid_create(rank.comm.get(), &cut, &grid));
+    grid_.reset(grid);
+    mdp_param param{};
+    param.struct_size = sizeof param;
+    param.name = "w";
+    param.shape = shape_.data();
+    param.ndim = 1;
+    param.uses_per_step = uses;
+    if (tp > 1) param.placement = MDP_PLACEMENT_PARTIAL_SUM;
+    mdp_buffer_config config{};
+    config.struct_size = sizeof config;
+    config.sharding = sharding;
+    mdp_buffer* buffer = nullptr;
+    ok(mdp_buffer_register(nullptr, grid, &config, &param, 1, &buffer));
+    buffer_.reset(buffer);
+    mdp_optimizer_config rule{};
+    rule.struct_size = sizeof rule;
+    rule.rule = MDP_RULE_SGD;
+    rule.lr = 1;
+    mdp_optimizer* optimizer = nullptr;
+    ok(mdp_optimizer_create(buffer, &rule, &optimizer));
+    optimizer_.reset(optimizer);
+  }
+  mdp_buffer* buffer() const { return buffer_.get(); }
+  mdp_optimizer* optimizer() const { return optimizer_.get(); }
+  mdp_tensor tensor(const DeviceFloats& values) const { return floats(values.data(), shape_, rank_); }
+
+  void put(const DeviceFloats& gradient, void* stream) const {
+    const mdp_tensor from = tensor(gradient);
+    ok(mdp_grad_put(buffer(), 0, &from, 0, stream));
+  }
+  // What a kernel of the program's writes, or adds, where it is lent.
+  void put_lent(float gradient, bool is_first, void* stream) const {
+    mdp_tensor place{};
+    place.struct_size = sizeof place;
+    int32_t first = -1;
+    ok(mdp_grad_acquire(buffer(), 0, &place, &first, stream));
+    require(first == (is_first ? 1 : 0), "first is ", first);
+    Streams::on(stream, [to = static_cast<float*>(place.data), gradient, is_first] {
+      for (int i = 0; i < 4; ++i) to[i] = is_first ? gradient : to[i] + gradient;
+    });
+    ok(mdp_grad_ready(buffer(), 0, stream));
+  }
+  void write(const DeviceFloats& values, void* stream) const {
+    const mdp_tensor from = tensor(values);
+    ok(mdp_param_write(buffer(), 0, &from, stream));
+  }
+  // By a kernel of the program's on the default stream, which takes a while.
+  void write_late(float value) const {
+    struct Kernel {
+      float* to;
+      float value;
+    };
+    mdp_tensor view{};
+    view.struct_size = sizeof view;
+    ok(mdp_buffer_param_view(buffer(), 0, &view));
+    ok(mdp_buffer_zero_grad(buffer(), nullptr));  // by which the stand-in knows this thread's default stream
+    const auto run = [](void* user) {
+      const std::unique_ptr<Kernel> kernel(static_cast<Kernel*>(user));
+      std::this_thread::sleep_for(std::chrono::milliseconds(30));
+      std::fill_n(kernel->to, 4, kernel->value);
+    };
+    standin_on_default_stream(run, new Kernel{static_cast<float*>(view.data), value});
+  }
+  void holds(float value, void* stream, const char* after) const {
+    std::vector<float> seen(4);
+    const mdp_tensor to = floats(seen.data(), shape_, kOnHost);
+    ok(mdp_param_read(buffer(), 0, &to, stream));
+    require(seen == std::vector<float>(4, value), "after ", after, ": ", seen[0], ", not ", value);
+  }
+  void step_gives(float value, const char* after) const {
+    ok(mdp_optimizer_step(optimizer(), nullptr, nullptr, nullptr));
+    holds(value, nullptr, after);
+  }
+
+ private:
+  const int rank_;
+  const std::vector<int64_t> shape_ = {4};
+  Grid grid_;
+  Buffer buffer_;
+  Optimizer optimizer_;
+};
+
+// Gradients of one parameter are added up, and come after zeros, whatever streams they are on.
+void gradients_on_streams(KindRank& rank) {
+  const DeviceFloats one({1, 1, 1, 1}), ten({10, 10, 10, 10});
+  for (const mdp_sharding sharding : {MDP_SHARDING_ZERO_1, MDP_SHARDING_ZERO_2}) {
+    const Small model(rank, sharding, 1), twice(rank, sharding, 2);
+    const Streams streams;
+    twice.put(one, streams.slow());
+    twice.put(ten, streams.other());
+    twice.step_gives(-11, "two puts");
+    twice.put_lent(1, true, streams.slow());
+    twice.put_lent(10, false, streams.other());
+    twice.step_gives(-22, "two gradients that were lent");
+    ok(mdp_microbatch_begin(model.buffer(), 0));
+    model.put(one, streams.slow());
+    ok(mdp_microbatch_begin(model.buffer(), 1));
+    model.put(ten, streams.other());
+    model.step_gives(-11, "two microbatches");
+    ok(mdp_buffer_zero_grad(model.buffer(), streams.slow()));
+    model.put(ten, streams.other());
+    model.step_gives(-21, "zeros and a put");
+  }
+}
+
+void writes_on_streams(KindRank& rank) {
+  const DeviceFloats one({1, 1, 1, 1}), ten({10, 10, 10, 10});
+  const Small model(rank, MDP_SHARDING_ZERO_1, 1);
+  const Streams streams;
+  model.write(one, streams.slow());
+  model.holds(1, streams.other(), "a write on another stream");
+  model.write(ten, streams.slow());
+  model.write(one, streams.other());
+  model.holds(1, streams.slow(), "two writes");
+  model.write_late(2);
+  ok(mdp_param_changed(model.buffer()));
+  model.holds(2, streams.other(), "a write through the view");
+}
+
+// Calls that are given no stream come after what is on the default stream.
+void written_through_views(KindRank& rank) {
+  const Small model(rank, MDP_SHARDING_ZERO_1, 1);
+  model.write_late(static_cast<float>(rank.rank + 1));
+  ok(mdp_buffer_broadcast(model.buffer(), 0, nullptr));
+  model.holds(1, nullptr, "a broadcast");
+  model.write_late(static_cast<float>(rank.rank + 1));
+  refused(mdp_buffer_verify(model.buffer()), MDP_E_DESYNC, {"'w'"});
+  model.write_late(3);
+  ok(mdp_param_changed(model.buffer()));
+  ok(mdp_buffer_verify(model.buffer()));
+  model.holds(3, nullptr, "a write through the view");
+}
+
+// What is compared has been reduced.
+void verified_after_a_sync(KindRank& rank) {
+  const float each = static_cast<float>(rank.rank + 1);  // of a part of the gradient
+  const DeviceFloats part({each, each, each, each});
+  const Small model(rank, MDP_SHARDING_ZERO_1, 2, 2);
+  const Streams streams;
+  model.put(part, streams.other());
+  model.put(part, streams.slow());
+  ok(mdp_grad_sync(model.buffer(), streams.other(), nullptr));
+  ok(mdp_buffer_verify(model.buffer()));
+  model.step_gives(-6, "a step");
+}
+
 }  // namespace
 
 int main() {
@@ -356,6 +541,10 @@ int main() {
   good = run_kind("not submitted", {}, 1, not_submitted) && good;
   for (const int ranks : {1, 2}) good = run_kind("refused by the device", {}, ranks, refused_by_the_device) && good;
   good = run_kind("a full device", {}, 4, full_device) && good;
+  good = run_kind("gradients on streams", {}, 1, gradients_on_streams) && good;
+  good = run_kind("writes on streams", {}, 1, writes_on_streams) && good;
+  good = run_kind("written through views", {}, 2, written_through_views) && good;
+  good = run_kind("verified after a sync", {}, 2, verified_after_a_sync) && good;
   megadp::standin::wait_for_threads();
   std::cerr << (good ? "all passed" : "some FAILED") << "\n";
   return good ? 0 : 1;
