@@ -899,7 +899,8 @@ MDP_API mdp_status mdp_optimizer_scale(mdp_optimizer* optimizer, mdp_tensor* out
  * Returns when all parameters are whole; with out once the report is known, while parameters are gathered. With CUDA a step without
  * report does not wait for its work: NUMERIC is then the outcome of the request, or of the next step, which is not taken. UNCHECKED with
  * NO_OVERLAP on one node, without mdp_grad_sync (all ranks alike): one pass.
- * Errors: STATE (as mdp_grad_sync, or that failed), NUMERIC, INVALID (UNCHECKED with clipping, scaling, CALLER). */
+ * Ranks of a pipeline stage are told the same. Errors: STATE (as mdp_grad_sync, or that failed), NUMERIC, INVALID (UNCHECKED with clipping,
+ * scaling, CALLER; or ranks differ; after an mdp_grad_sync the next one is DESYNC then). */
 MDP_API mdp_status mdp_optimizer_step(mdp_optimizer* optimizer, const mdp_step_config* config, mdp_step_report* report, mdp_request** out);
 
 /* One step of several optimizers of one buffer, each with MDP_OPTIMIZER_SOME_GROUPS: one sync, norm, skip decision and report, which are

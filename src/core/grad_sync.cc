@@ -65,6 +65,7 @@ Result<SyncHeader> Gradients::settle_missing() {
     std::strncpy(header.text, more.c_str(), sizeof header.text - 1);
   }
   tell_lacking(&header);
+  header.told = history_.told(std::exchange(coming_, std::nullopt));
   return header;
 }
 
@@ -141,6 +142,32 @@ Status Gradients::lacks_gradient(bool expert, const Told& a, const Told& b) cons
                 blame);
 }
 
+// Ranks of a stage. Pipeline stages have parameters of their own, and may be told what is theirs.
+Status Gradients::compare_values(std::span<const SyncHeader> of_ranks) const {
+  const std::vector<int>& world_ranks = arenas_->grid()->world()->group().members();
+  const auto world_rank = [&](int rank) { return world_ranks[static_cast<size_t>(rank)]; };
+  for (const std::vector<int>& stage : arenas_->plan().grid.groups(kTp | kCp | kDp)) {
+    const ToldValues& first = of_ranks[static_cast<size_t>(stage.front())].told;
+    for (const int rank : stage) {
+      const ToldValues& other = of_ranks[static_cast<size_t>(rank)].told;
+      const std::string found = difference(world_rank(stage.front()), first, world_rank(rank), other);
+      if (found.empty()) continue;
+      const Blame blame{.rank = world_rank(rank)};
+      if (!have_come_apart(first, other)) {
+        return Status(
+            Code::invalid,
+            text("mdp_optimizer_step: ", found, ": all must be told the same, as they update parts or copies of the same parameters. ",
+                 "No rank has changed anything"),
+            blame);
+      }
+      const Status apart(Code::desync, text("mdp_grad_sync: ", found, ": their parameters have come apart; load a checkpoint"), blame);
+      arenas_->context().world->fail(apart);
+      return apart;
+    }
+  }
+  return {};
+}
+
 Status Gradients::submit_agreements(const SyncHeader& header) {
   for (Agreement& agreement : agreements_) {
     std::vector<std::byte> mine(agreement.bytes);
@@ -202,6 +229,7 @@ Status Gradients::evaluate_agreements() {
   if (!counts) return counts;
   if (problem_rank < 0 || problem.problem == kSyncNonfinite) {
     if (Status alike = compare_lacking(headers); !alike) return alike;
+    if (Status alike = compare_values(headers); !alike) return alike;
     const bool wanted = arenas_->plan().config.scaling == Scaling::tokens && !at_once_;
     Status added;
     if (wanted) {
@@ -275,7 +303,8 @@ Result<std::shared_ptr<Request>> Gradients::sync(void* consumer, bool want_reque
     std::lock_guard lock(mutex_);
     stats_.exposed_ns += now_ns() - begin;
   }
-  if (!outcome && outcome.code() != Code::state && outcome.code() != Code::numeric) return outcome;
+  const Code code = outcome.code();
+  if (!outcome && code != Code::state && code != Code::numeric && code != Code::invalid) return outcome;
   // On the host the reductions have finished before the agreement, or are kept. Also if the agreement failed: gradients may be written
   // anew.
   if (Status ordered = arenas_->grads().stream().make_caller_wait(consumer, *reduced_); !ordered) return ordered;

@@ -23,6 +23,7 @@
 #include "core/params.h"
 #include "core/request.h"
 #include "core/spill.h"
+#include "core/step_values.h"
 #include "core/transfer.h"
 
 namespace megadp {
@@ -58,6 +59,7 @@ struct SyncHeader {
   uint32_t lacking[2];
   uint64_t lacking_digest[2];
   double tokens;  // of this step; not a number if none were given
+  ToldValues told;
   char text[200];
 
   void set_problem(uint32_t what, const std::string& sentence, int64_t of_param, int32_t of_bucket);
@@ -114,7 +116,11 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   // ── for an optimizer, whose step holds the lock: meanwhile nothing arrives ──
   std::unique_lock<std::mutex> lock() { return std::unique_lock(mutex_); }
   // Syncs if the caller has not; before the lock is taken. keeps: where the step can add up buckets by itself they are not launched.
-  Status sync_for_step(void* caller, bool keeps = false);
+  // values: of that step, which is told them if this is what syncs.
+  Status sync_for_step(void* caller, const StepValues& values, bool keeps = false);
+  // With the lock: a step is taken, or what changes a later one as all ranks' alike.
+  void note_values(const StepValues& values) { history_.add(values); }
+  void note_change(double change) { history_.add(change); }
   // In grad_kept.cc: buckets that were not launched, for a step in one pass. Where one lies; what the step has submitted of these; they are
   // launched after all: the end of that, null if there are none.
   bool keeps_buckets() const { return kept_; }
@@ -175,14 +181,14 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
     int arrivals = 0;
     bool being_put = false;  // a put writes into the slot
     bool lent = false;       // the caller writes into it
+    // The last write to it, on the caller's stream, if another one may follow: that one may be on another stream.
+    std::shared_ptr<Event> written;
 
     // of the step under way; with a pool of the microbatch, see next_microbatch()
     bool has_gradient = false;      // the slot holds something that counts
     bool ready = false;             // in the last microbatch; with a pool in this one
     bool skipped = false;           // here: nothing was added to it in this step
     std::shared_ptr<Memory> spill;  // in place of the slot, of this type
-    // The last write to it, on the caller's stream, if another one may follow: that one may be on another stream.
-    std::shared_ptr<Event> written;
     DType spill_type = DType::f32;
 
     // of the step
@@ -293,6 +299,7 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   std::vector<size_t> replicated(bool expert) const;
   void tell_lacking(SyncHeader* header) const;
   Status compare_lacking(std::span<const SyncHeader> of_ranks) const;
+  Status compare_values(std::span<const SyncHeader> of_ranks) const;
   struct Told {
     int rank;  // of the world
     const SyncHeader& header;
@@ -305,6 +312,7 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   size_t late_buckets() const;
   std::vector<int32_t> seen_order() const;
   Result<Chosen> choose(const ParamList& list) const;
+  double weight_of(const ParamList& list) const;
 
   const std::shared_ptr<Arenas> arenas_;
   const std::shared_ptr<Params> params_;
@@ -353,7 +361,10 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   uint64_t sync_ns_ = 0;
   std::shared_ptr<Request> sync_request_;
   std::shared_ptr<Event> reduced_;  // the end of the last sync's reductions
+  std::shared_ptr<Event> zeroed_;   // and of the last zero()
   Status sync_status_;
+  StepHistory history_;
+  std::optional<StepValues> coming_;  // of the step whose sync is under way
   Stats stats_;
 
   GradChecks checks_;
@@ -361,7 +372,6 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   bool spill_told_ = false;
   bool saw_order_ = false, order_told_ = false;
   Memory* norm_ = nullptr;  // kept by the arenas: StepScalars, of which norm() uses the sums
-  std::shared_ptr<Event> zeroed_;   // and of the last zero()
 };
 
 // Neighbouring ranges of a bucket that `take` accepts and that `go_together` are handed to `submit` as one: a call for each would be many

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <optional>
 
+#include "base/hash.h"
 #include "control/agreement.h"
 #include "control/memory_check.h"
 #include "core/optimizer_impl.h"
@@ -329,6 +330,10 @@ Status Optimizer::set_steps(uint64_t taken, std::span<const uint64_t> steps) {
   if (Status written = backend.write(impl_->device_scalars(), bytes.data(), bytes.size()); !written) return written;
   impl_->classes = std::move(classes);
   impl_->broken = false;
+  // Expert ranks have parameters of their own.
+  const bool alike = buffer_->plan().grid.config().ep == 1;
+  const auto lock = buffer_->gradients().lock();
+  buffer_->gradients().note_change(fraction_of(hash_bytes(steps.data(), alike ? steps.size_bytes() : 0, taken)));
   return {};
 }
 

@@ -89,6 +89,7 @@ struct StepOptions {
   // way nothing has changed on any rank.
   std::optional<double> loss_scale;
   double grad_divisor = 1;
+  double divisor() const { return loss_scale.value_or(1) * grad_divisor; }
   bool unchecked = false;  // no norm, and nobody looks whether gradients are finite
   void* caller = nullptr;
 };
@@ -215,6 +216,7 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   Result<std::shared_ptr<Request>> lead(Together optimizers, const StepOptions& options, StepReport* report, bool want_request);
   // mine: what this rank lacks for these.
   Status make_ready(Together optimizers, const StepOptions& options, const Status& mine = {});
+  StepValues values_of(Together optimizers, const StepOptions& options) const;
   Status check_synced(const Step& step) const;
   Status submit_begin(Together optimizers, std::unique_lock<std::mutex>* lock, Step* step);  // up to the norm
   Result<std::shared_ptr<Event>> submit_end(Together optimizers, const Step& step);          // from the updates on

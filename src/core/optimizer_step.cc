@@ -176,7 +176,7 @@ Status Optimizer::unseen_outcome(std::unique_lock<std::mutex>* lock) {
 }
 
 double Optimizer::divisor_of(const StepOptions& options) const {
-  return options.loss_scale.value_or(1) * options.grad_divisor * buffer_->gradients().step_divisor();
+  return options.divisor() * buffer_->gradients().step_divisor();
 }
 
 Optimizer::Scaled Optimizer::scaled(const StepOptions& options) const {
@@ -272,7 +272,23 @@ Status Optimizer::make_ready(Together optimizers, const StepOptions& options, co
     if (Status whole = each->check_whole("mdp_optimizer_step"); !whole) return whole;
   }
   if (Status together = agree_together(optimizers, mine); !together) return together;
-  return buffer_->gradients().sync_for_step(options.caller, may_be_in_one_pass(optimizers, options));
+  return buffer_->gradients().sync_for_step(options.caller, values_of(optimizers, options), may_be_in_one_pass(optimizers, options));
+}
+
+StepValues Optimizer::values_of(Together optimizers, const StepOptions& options) const {
+  StepValues values{.lr = 0, .others = 0, .divisor = options.divisor(), .groups = 0};
+  for (const auto& each : optimizers) {
+    const Impl& impl = *each->impl_;
+    for (size_t group = 0; group < impl.config.groups.size(); ++group) {
+      const Hyper hyper = impl.hyper(impl.config.first_group + group, options.lr);
+      double weight = 1 + 0.618 * static_cast<double>(values.groups++);
+      values.lr += weight * hyper.lr;
+      for (const GroupField& field : kGroupFields) {
+        if (field.value != &Hyper::lr) values.others += (weight += 0.382) * hyper.*field.value;
+      }
+    }
+  }
+  return values;
 }
 
 // What all ranks refuse alike after the sync.
@@ -325,6 +341,7 @@ Result<std::shared_ptr<Event>> Optimizer::submit_end(Together optimizers, const 
   if (!end) return end;
   if (lr) impl_->config.hyper.lr = *lr;  // only now: a step that could not be submitted has changed nothing
   for (const auto& each : optimizers) each->last_step_ = *end;
+  buffer_->gradients().note_values(values_of(optimizers, step.options));
   buffer_->gradients().start_step();
   return end;
 }
@@ -409,7 +426,7 @@ std::pair<std::string, Blame> Optimizer::find_nonfinite() {
       }
     }
   }
-  return {", none of them among those that this rank owns", {}};
+  return {", none of them among those that this rank owns; the rank that owns one names it", {}};
 }
 
 }  // namespace megadp

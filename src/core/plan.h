@@ -193,7 +193,7 @@ uint64_t step_count_bytes(const Plan& plan);
 // Bytes of fixed allocations besides the arrays above: wide sums, packed partial gradients, the scalars of a norm, a step's with its
 // counts, and for each agreement one header and one bit per parameter, to send and to receive.
 uint64_t scratch_bytes(const Plan& plan);
-constexpr uint64_t kSyncHeaderBytes = 256;
+constexpr uint64_t kSyncHeaderBytes = 304;
 // Where ranks tell each other how many tokens they have, each before its first gradient.
 uint64_t token_bytes(const Plan& plan);
 uint64_t square_bytes(const Plan& plan);  // see grad_squares.cc

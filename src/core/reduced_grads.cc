@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <limits>
 
+#include "base/hash.h"
 #include "core/gradients.h"
 
 namespace megadp {
@@ -20,11 +21,12 @@ Status Gradients::await_sync() {
   return ended.code() == Code::numeric ? Status() : ended;  // gradients are reduced all the same
 }
 
-Status Gradients::sync_for_step(void* caller, bool keeps) {
+Status Gradients::sync_for_step(void* caller, const StepValues& values, bool keeps) {
   bool open = false;
   {
     std::lock_guard lock(mutex_);
     open = phase_ == Phase::open;
+    coming_ = open ? std::optional(values) : std::nullopt;
   }
   if (!open) return await_sync();
   const Status synced = sync(caller, false, keeps).status();
@@ -145,6 +147,12 @@ Result<double> Gradients::norm(const ParamList& list) {
   return found.nonfinite > 0 && std::isfinite(norm) ? std::numeric_limits<double>::quiet_NaN() : norm;
 }
 
+// Expert ranks have lists of their own.
+double Gradients::weight_of(const ParamList& list) const {
+  if (arenas_->plan().grid.config().ep > 1) return 0;
+  return list ? 1 + fraction_of(hash_bytes(list->data(), list->size_bytes())) : 1;
+}
+
 Status Gradients::scale(const ParamList& list, float factor, void* caller) {
   Stream& stream = arenas_->grads().stream();
   std::shared_ptr<Event> done;
@@ -157,6 +165,7 @@ Status Gradients::scale(const ParamList& list, float factor, void* caller) {
     if (Status ordered = stream.wait_for_caller(caller); !ordered) return ordered;
     if (factor == 1) return {};  // most steps are not clipped
     written_ = true;
+    note_change((factor - 1) * weight_of(list));
     for (const Arena& arena : arenas_->all()) {
       const Status submitted = submit_merged(
           arena.owned, [&](const OwnedRange& range) { return chosen->has(range.param); },
