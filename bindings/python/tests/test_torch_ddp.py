@@ -17,8 +17,9 @@ STATE_CASES = ("resumed", "torch_and_back", "consolidated", "distributed_checkpo
 RULE_CASES = ("rules", "schedules", "states", "lion", "several", "several_saved", "scaler", "scaler_clipped_infinity", "scaler_of_several",
               "scaler_state", "scaler_refused")
 
-ELEMENTWISE_CASES = ("elementwise", "elementwise_saved", "elementwise_beside_others", "elementwise_fails", "elementwise_refused")
-HABITS_CASES = ("reentrant", "two_losses", "graph_from_before", "shared_memory", "methods_in_no_sync", "groups_without_some",
+ELEMENTWISE_CASES = ("elementwise", "elementwise_saved", "elementwise_beside_others", "elementwise_fails", "elementwise_refused",
+                     "elementwise_beside_parameters", "elementwise_later", "elementwise_by_shape")
+HABITS_CASES = ("reentrant", "two_losses", "graph_from_before", "shared_memory", "wrapped_otherwise", "methods_in_no_sync", "groups_without_some",
                 "groups_with_more", "trials", "no_rate", "autograd_grad", "assigned_gradients", "compiled_with_buffers", "compiled_while_gradients", "compiled_uses_of_gradients",
                 "conversions_of_nothing", "given_up_batches", "adversarial", "second_derivative", "words_of_other_calls", "zero_grad_on_one_rank",
                 "gradients_of_none", "gradients_of_none_beside_torch", "evaluation_on_one_rank")

@@ -230,8 +230,8 @@ def case_changed_gradients():
     def replaced(p):
         p.grad = torch.ones_like(p)
 
-    refused("'side.weight'|max_grad_norm|clip_grad_norm_|GradScaler", after_backward(beneath))
-    refused("'side.weight'|replaced", after_backward(replaced))
+    refused("'side.weight'|max_grad_norm|clip_grad_norm_|GradScaler|DistributedDataParallel around", after_backward(beneath))
+    refused("'side.weight'|replaced|DistributedDataParallel around", after_backward(replaced))
     refused("'side.weight'", after_backward(lambda p: setattr(p, "grad", None)))
     refused("'side.weight'|finite", lambda: after_backward(lambda p: p.grad.mul_(float("nan"))))
     after_backward(lambda p: p.grad.add_(torch.ones_like(p)), sharding="zero_0")()

@@ -192,6 +192,178 @@ class Counts(optim.SGD):
         return super().step(closure)
 
 
+class CountsForItself(optim.SGD):
+    """Steps in its groups and in itself, which nothing goes by."""
+
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, lr=lr)
+        self.taken = 0
+
+    def step(self, closure=None):
+        self.taken += 1
+        for group in self.param_groups:
+            group["taken"] = group.get("taken", 0) + 1
+        return super().step(closure)
+
+
+class Warms(CountsForItself):
+    """The first steps change nothing, by a count in its groups: no trial of so few steps sees a parameter move."""
+
+    def step(self, closure=None):
+        if self.param_groups[0].get("taken", 0) < 4:
+            self.param_groups[0]["taken"] = self.param_groups[0].get("taken", 0) + 1
+            return None
+        return optim.SGD.step(self, closure)
+
+
+class Grows(CountsForItself):
+    """Its rate grows from next to nothing, in itself."""
+
+    def step(self, closure=None):
+        self.taken = self.taken * 2 or 1e-12
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data.add_(p.grad, alpha=-self.taken)
+
+
+class Decays(optim.SGD):
+    """In its groups, from the 6th step of a parameter on."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p]["step"] = self.state[p].get("step", 0) + 1
+                if self.state[p]["step"] == 6:
+                    group["lr"] *= 0.5
+        return super().step(closure)
+
+
+class BeginsLate(optim.SGD):
+    """Keeps something from the 5th step of a parameter on."""
+
+    def step(self, closure=None):
+        super().step(closure)
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p]["step"] = self.state[p].get("step", 0) + 1
+                if self.state[p]["step"] == 5:
+                    self.state[p]["slow"] = p.detach().clone()
+
+
+def case_elementwise_beside_parameters():
+    """What a class keeps in its groups or in itself is refused, unless it only counts there."""
+    counted, plain_sgd = [], []
+    for kind, found in ((CountsForItself, counted), (optim.SGD, plain_sgd)):
+        model = own.DataParallel(fresh(), megadp.Comm(timeout=60))
+        optimizer = own.ShardedElementwise(model, kind, lr=0.1)
+        found.extend(train(model, optimizer, plain(model, optimizer), batches(6)))
+    assert counted == plain_sgd, (counted, plain_sgd)
+    for sharding in ("zero_1", "whole"):
+        model = own.DataParallel(fresh(), megadp.Comm(timeout=60), sharding=sharding)
+        refused("kind is Warms|keeps 'taken' in its groups|zero_0|model.stepped()", own.ShardedElementwise, model, Warms)
+        refused("kind is Grows|keeps 'taken' in itself|zero_0|model.stepped()", own.ShardedElementwise, model, Grows)
+    refused("kind is Warms|keeps 'taken' in its groups", own.check_elementwise, Warms)
+
+
+def case_elementwise_later():
+    """What the trial could not see is an error in the step in which it would be lost, on all ranks."""
+    for kind, said in ((BeginsLate, "BeginsLate keeps 'slow' of a parameter after its step 5|in the first step"),
+                       (Decays, "Decays has changed 'lr' in its groups in step 6")):
+        for sharding in ("zero_1", "whole"):
+            model = own.DataParallel(fresh(), megadp.Comm(timeout=60), sharding=sharding)
+            optimizer = own.ShardedElementwise(model, kind, lr=0.01)
+            step, data = plain(model, optimizer), batches(6)
+            train(model, optimizer, step, data[:4 if kind is BeginsLate else 5])
+            optimizer.zero_grad()
+            mse_loss(model(data[5]), data[5]).backward()
+            try:
+                optimizer.step()
+                raise AssertionError("the step was taken")
+            except megadp.MegaDPError as error:  # of this rank, or that of the other one, whichever came first
+                assert error.code == megadp.Status.ABORTED or all(part in str(error) for part in said.split("|")), error
+            refused("are not whole", optimizer.step)
+
+
+class OfConvolutions(optim.SGD):
+    """Takes the mean away from gradients of more than 3 dimensions."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad.dim() > 3:
+                    p.grad.sub_(p.grad.mean(dim=(1, 2, 3), keepdim=True))
+        return super().step(closure)
+
+
+class OfWide(optim.Optimizer):
+    """Keeps what it adds up by rows, where there are many columns. most: how many are not many."""
+
+    def __init__(self, params, lr=0.01, most=50):
+        super().__init__(params, dict(lr=lr, most=most))
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                by_rows = p.dim() == 2 and p.shape[1] > group["most"]
+                name, square = ("rows", p.grad.square().mean(1, keepdim=True)) if by_rows else ("all", p.grad.square())
+                if name not in self.state[p]:
+                    self.state[p][name] = torch.zeros_like(square)
+                p.addcdiv_(p.grad, self.state[p][name].add_(square).sqrt() + 1e-6, value=-group["lr"])
+
+
+def case_elementwise_by_shape():
+    """What goes by a parameter's sizes, or by how many they are, is tried out at those of the model's; on whole parameters it is right."""
+    make = lambda: torch.nn.Sequential(torch.nn.Conv2d(2, 3, 2), torch.nn.Flatten(), torch.nn.Linear(12, 60), torch.nn.Linear(60, 4))  # noqa: E731
+    generator = torch.Generator().manual_seed(2)
+    data = [torch.randn(5, 2, 3, 3, generator=generator) for _ in range(4)]  # the same on both ranks
+
+    def losses(forward, step):
+        found = []
+        for x in data:
+            loss = forward(x).square().mean()
+            loss.backward()
+            step()
+            found.append(loss.item())
+        return found
+
+    for kind in (OfConvolutions, OfWide):
+        torch.manual_seed(4)
+        module = make()
+        model = own.DataParallel(copy.deepcopy(module), megadp.Comm(timeout=60))
+        refused(f"kind is {kind.__name__}|" + ("(3, 2, 2, 2) is cut in two" if kind is OfConvolutions else "'rows'"), own.ShardedElementwise, model, kind)
+        model = own.DataParallel(copy.deepcopy(module), megadp.Comm(timeout=60), sharding="whole")
+        ours_, theirs_ = own.ShardedElementwise(model, kind, lr=0.01), kind(module.parameters(), lr=0.01)
+
+        def step(each):
+            each.step()
+            each.zero_grad()
+
+        compare(f"losses of {kind.__name__}", losses(model, lambda: step(ours_)), losses(module, lambda: step(theirs_)), of="one process")
+    wide = torch.nn.Linear(70000, 3)  # more than are tried out
+    refused("kind is OfWide|'rows'|(3, 70000)", lambda: own.ShardedElementwise(own.DataParallel(wide, megadp.Comm(timeout=60)), OfWide, most=60000))
+    own.ShardedElementwise(own.DataParallel(wide, megadp.Comm(timeout=60)), OfWide, most=70000)
+
+
+class KeepsMuch(optim.SGD):
+    """More arrays than an optimizer has."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                for name in "abcde":
+                    self.state[p].setdefault(name, torch.zeros_like(p)).add_(p.grad)
+        return super().step(closure)
+
+
+class OfKinds(optim.Optimizer):
+    """That wants to know of each group whether it is one of matrices."""
+
+    def __init__(self, params):
+        assert all("matrices" in each for each in params if isinstance(each, dict)), "no matrices"
+        raise KeyError("matrices")
+
+
 def case_elementwise_refused():
     model = own.DataParallel(fresh(), megadp.Comm(timeout=60))
     make = lambda kind, **values: own.ShardedElementwise(model, kind, **values)
@@ -208,6 +380,8 @@ def case_elementwise_refused():
     refused("capturable=True|capturable=False only", lambda: make(optim.RMSprop, capturable=True))
     refused("cannot be made with", lambda: make(optim.RMSprop, lr=-1))
     refused("cannot be made with", lambda: make(optim.RMSprop, speed=1))
+    refused("KeepsMuch keeps a, b, c, d, e of each element|at most 4|zero_0", make, KeepsMuch)
+    refused("OfKinds cannot be made|KeyError|groups=[0]|step_many", make, OfKinds)
     refused("it must be a class", make, "RMSprop")
     assert own.check_elementwise(optim.RMSprop) == ("square_avg",)
     optimizer = make(optim.RMSprop, lr=0.01)

@@ -9,6 +9,8 @@ import sys
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.functional import mse_loss
 from torch.utils.checkpoint import checkpoint
 
@@ -141,6 +143,16 @@ def case_shared_memory():
         refused("one.weight|share memory", own.DataParallel, module, comm)
     own.DataParallel(tied, comm)
     own.DataParallel(torch.nn.LSTM(3, 4, 2), comm)
+
+
+def case_wrapped_otherwise():
+    """By DistributedDataParallel, or cut by torch's fully_shard and parallelize_module."""
+    comm, linear = megadp.Comm(timeout=60), torch.nn.Linear(3, 2)
+    theirs = torch.nn.parallel.DistributedDataParallel(linear)
+    refused("module is a DistributedDataParallel|accelerate", own.DataParallel, theirs, comm)
+    refused("0 is a DistributedDataParallel", own.DataParallel, torch.nn.Sequential(theirs), comm)
+    cut = parallelize_module(torch.nn.Linear(3, 2), init_device_mesh("cpu", (comm.size,)), ColwiseParallel())
+    refused("'weight' is a DTensor|fully_shard|ColumnParallelLinear", own.DataParallel, cut, comm)
 
 
 def case_methods_in_no_sync():

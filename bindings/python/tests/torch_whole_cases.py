@@ -245,9 +245,9 @@ def case_whole_refused():
         refused(f"kind is {kind.__name__}|a line through all parameters|zero_0|model.stepped()", make, model, kind)
     refused("kind is SparseAdam|sparse gradients", make, model, optim.SparseAdam)
     refused("kind is OfAll|more than one parameter", make, model, OfAll)
-    refused("kind is InGroups|keeps something in its groups", make, model, InGroups)
+    refused("kind is InGroups|keeps 'taken' in its groups", make, model, InGroups)
     if "Muon" in KINDS:
-        refused("Muon cannot be made|only supports 2D", make, model, optim.Muon)
+        refused("Muon cannot be made|only supports 2D|groups=[0]|step_many", make, model, optim.Muon)
     make(model, ByNorm)
     make(model, Counts)
     optimizer = make(model, LARS, lr=0.01)

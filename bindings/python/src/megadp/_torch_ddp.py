@@ -64,6 +64,20 @@ def broadcasts_buffers(broadcast_buffers: Optional[bool], forward_sync_buffers: 
     return given is None or bool(given)
 
 
+def check_unwrapped(module: torch.nn.Module) -> None:
+    """That nothing of torch's averages or cuts these parameters too. Raises MegaDPError: INVALID, with the name."""
+    for path, part in module.named_modules():
+        kind = type(part).__name__
+        if isinstance(part, torch.nn.parallel.DistributedDataParallel) or kind == "FullyShardedDataParallel":
+            raise invalid(f"{path or 'module'} is a {kind}, which averages gradients itself, and would do so beside megadp's: wrap the module that it was "
+                          "made of. (accelerate's prepare(model) makes one: prepare optimizer, loader and scheduler, but not the model)")
+    for path, p in module.named_parameters():
+        if any(each.__name__ == "DTensor" for each in type(p).__mro__):
+            raise invalid(f"parameter {path!r} is a DTensor, as fully_shard and parallelize_module of torch make them, of which this rank has a part: wrap "
+                          "the module as it was before. Parameters stay whole here, and what the optimizer keeps is cut; tensor-parallel layers are "
+                          "megadp.torch.ColumnParallelLinear and RowParallelLinear, on a megadp.Grid")
+
+
 def own_device(module: torch.nn.Module, device_ids: Optional[Sequence[Any]], output_device: Any) -> Optional[torch.device]:
     """The device that inputs are moved to; None: they stay where they are."""
     devices = {p.device for p in module.parameters()}

@@ -25,6 +25,8 @@ _ELEMENTS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": to
 _CHUNK = 1 << 18  # elements that are widened at a time
 # Phases: the step's gradients are used up or not there yet; passes inside no_sync have brought some; the last pass has; they are reduced.
 USED, ADDING, LAST, REDUCED = range(4)
+_TWICE = ("A DistributedDataParallel around this model (accelerate's prepare(model) makes one) changes gradients too: leave it away, since they are "
+          "averaged here")
 
 
 def as_tensor(view: Tensor) -> torch.Tensor:
@@ -313,7 +315,7 @@ class Gradients:
         self._arrived[number] = 1
 
     def explained(self, error: MegaDPError) -> MegaDPError:
-        if error.code not in (Status.PEER, Status.DESYNC, Status.TIMEOUT):
+        if error.code not in (Status.PEER, Status.DESYNC, Status.TIMEOUT) or "come apart" in error.text:
             return error
         if error.code == Status.DESYNC and self.pooled:
             error.text += ". With zero_2 all ranks make as many passes inside no_sync"
@@ -336,12 +338,12 @@ class Gradients:
             if p.grad is not self._views[i]:
                 raise MegaDPError(Status.STATE, f".grad of {self.names[i]!r} was replaced between backward and step; change gradients in "
                                   "place (clip_grad_norm_, GradScaler, p.grad.mul_), zero_grad() of the optimizer throws them away, and "
-                                  "requires_grad_(False) before the forward leaves a parameter out of a step", param=i)
+                                  f"requires_grad_(False) before the forward leaves a parameter out of a step. {_TWICE}", param=i)
             if self._slots[i]._version != self._versions[i]:
                 raise MegaDPError(Status.STATE, f"the gradient of {self.names[i]!r} was changed after it had come, while it was being "
                                   "reduced: clip by the optimizer's max_grad_norm or torch.nn.utils.clip_grad_norm_, scale by "
-                                  "torch.amp.GradScaler; where all of it is here (sharding='zero_0'), write to p.grad itself, not to a view of it",
-                                  param=i)
+                                  "torch.amp.GradScaler; where all of it is here (sharding='zero_0'), write to p.grad itself, not to a view of it. "
+                                  f"{_TWICE}", param=i)
 
     def used(self, by_library: bool) -> None:
         """The step has been taken."""

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Optimizers of torch's whose step needs all of a parameter, on parameters that have one owner each. That is right where each parameter goes
 its own way, which is tried out before."""
-from typing import Any, Dict, FrozenSet, List, NoReturn, Set, Tuple
+from typing import Any, Dict, FrozenSet, List, NoReturn, Optional, Set, Tuple
 
 import torch
 
 from ._errors import invalid
-from ._torch_update import STEPS, Kept, Stepping, tried_with
+from ._torch_update import SAYS_UNSHARDED, STEPS, Kept, Stepping, tried_with
 
 # Why these cannot be had on parameters one by one either, and what is there instead.
 ACROSS = {
@@ -28,10 +28,11 @@ class Whole(Stepping):
         self._kept: Dict[Tuple[FrozenSet[str], Tuple[int, ...]], Kept] = {}
         self._tried: Set[Tuple[FrozenSet[str], int]] = set()
 
-    def refuse(self, why: str) -> NoReturn:
-        raise invalid(f"kind is {self.kind.__name__}, whose step cannot be taken on parameters one by one: {why}")
+    def refuse(self, why: str, anywhere: bool = True) -> NoReturn:
+        raise invalid(f"kind is {self.kind.__name__}, whose step cannot be taken on parameters one by one: {why}. {SAYS_UNSHARDED}")
 
-    def kept(self, values: Dict[str, Any], shape: Tuple[int, ...] = ()) -> Kept:
+    def kept(self, values: Dict[str, Any], shape: Optional[Tuple[int, ...]] = None) -> Kept:
+        shape = shape or ()
         values = {name: value for name, value in values.items() if name != "params"}
         on = frozenset(name for name, value in values.items() if value)
         if 0 in shape:  # it is never updated
@@ -64,8 +65,10 @@ class Whole(Stepping):
         grads = [[size * torch.randn(shape, generator=generator, dtype=torch.float32) for size in sizes] for _ in range(STEPS)]
         both: List[torch.Tensor] = [start.clone() for start in starts]
         optimizer = self.make_trial(values, both)
-        self.steps(optimizer, both, grads)
+        changed = self.steps(optimizer, both, grads)
+        kept = [self.entries(p, optimizer.state.get(p, {})) for p in both]
+        self.check_beside(values, changed, starts, grads, optimizer)
         for number, (p, start) in enumerate(zip(both, starts)):
             state = dict(optimizer.state.get(p, {}))
-            self.repeat(values, self.entries(p, state), start, [each[number] for each in grads], {**state, "parameter": p},
-                        "it is stepped by itself: the class goes by more than one parameter, or keeps something in its groups")
+            self.repeat(values, kept[number], start, [each[number] for each in grads], {**state, "parameter": p},
+                        "it is stepped by itself: the class goes by more than one parameter")

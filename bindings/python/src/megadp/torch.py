@@ -97,6 +97,7 @@ class DataParallel(torch.nn.Module):
             raise invalid(f"where is {where!r}; it must be a megadp.Comm or a megadp.Grid (device_ids is a keyword)")
         if where is not None and process_group is not None:
             raise invalid("where and process_group both say which ranks take part; give one of them")
+        ddp.check_unwrapped(module)
         self._device = ddp.own_device(module, device_ids, output_device)
         where = ddp.comm_of(process_group, module) if where is None else where
         if instances != 1:
