@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "api/argument.h"
+#include "base/log.h"
 #include "base/status.h"
 #include "core/buffer.h"
 #include "core/comm.h"
@@ -169,6 +170,7 @@ void destroy_handle(H* handle) noexcept {
   if (handle->context->world->in_forked_child()) return;
   if (handle->mark.exchange(0) != H::kind.mark) return;
   delete handle;
+  print_logs();
 }
 
 }  // namespace megadp

@@ -7,7 +7,6 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdio>
-#include <cstdlib>
 #include <deque>
 #include <mutex>
 #include <thread>
@@ -37,8 +36,6 @@ struct Sink {
   std::atomic<bool> pending{false};  // lets deliver_logs() of a quiet library cost one load
 };
 
-void print_the_rest();
-
 // Never destroyed: monitor threads may log while the process is exiting.
 Sink& sink() {
   static Sink* const the_sink = [] {
@@ -52,7 +49,6 @@ Sink& sink() {
                        sink().delivering = false;
                        sink().mutex.unlock();
                      });
-    (void)std::atexit(print_the_rest);
     return made;
   }();
   return *the_sink;
@@ -70,17 +66,6 @@ const char* level_name(LogLevel level) {
       return "debug";
   }
   return "?";
-}
-
-// At the end of the process: what destroys and the library's own threads have logged since the last call. Not to a callback, whose language
-// may have ended.
-void print_the_rest() {
-  bool to_stderr = false;
-  {
-    const std::lock_guard<std::mutex> lock(sink().mutex);
-    to_stderr = sink().fn == nullptr;
-  }
-  if (to_stderr) deliver_logs();
 }
 
 void hand_over(LogFn fn, void* user, const Message& message) {
@@ -151,6 +136,17 @@ void deliver_logs() noexcept {
     s.delivering = false;
     s.delivered.notify_all();
   }
+}
+
+void print_logs() noexcept {
+  Sink& s = sink();
+  if (!s.pending.load(std::memory_order_acquire)) return;
+  bool to_stderr = false;
+  {
+    const std::lock_guard<std::mutex> lock(s.mutex);
+    to_stderr = s.fn == nullptr;
+  }
+  if (to_stderr) deliver_logs();
 }
 
 }  // namespace megadp

@@ -3,8 +3,8 @@
 //
 // Any thread may log at any time, a finalizer's or the library's own among them, and some programs die when their code is run there. So
 // log() only queues; deliver_logs(), called at the end of ordinary calls of the C API, hands the queue to the user's callback. Without a
-// callback errors and warnings go to standard error at the same moment, or as the process exits, and the rest is dropped. This is the one
-// piece of state the library shares between communicators.
+// callback errors and warnings go to standard error at the same moment, and the rest is dropped. This is the one piece of state the library
+// shares between communicators.
 #pragma once
 
 #include <cstddef>
@@ -29,5 +29,7 @@ void set_log(LogFn fn, void* user);
 void log(LogLevel level, std::string message) noexcept;
 
 void deliver_logs() noexcept;
+// The same where there is no callback: for destroys, which finalizers call, and after which no call may come.
+void print_logs() noexcept;
 
 }  // namespace megadp
