@@ -840,7 +840,8 @@ MDP_API mdp_status mdp_grad_tokens(mdp_buffer* buffer, double count);
 /* Ends backward: launches what is left, waits until all is reduced, and agrees on what was missing or skipped. Again before the
  * step: the same outcome. After a failure mdp_microbatch_begin or mdp_buffer_zero_grad begins anew. Collective over the world. Errors, on
  * all ranks: STATE (a parameter never became ready, or is replicated and came on some tensor-parallel ranks; not in the last
- * microbatch); NUMERIC (CHECK_FINITE: names parameter, element, value, microbatch, rank; the step may follow). */
+ * microbatch); NUMERIC (CHECK_FINITE: names parameter, element, value, microbatch, rank; the step may follow); DESYNC (unlike last
+ * steps). */
 MDP_API mdp_status mdp_grad_sync(mdp_buffer* buffer, mdp_stream consumer, mdp_request** out);
 
 /* The five calls below are for between mdp_grad_sync and mdp_optimizer_step, STATE otherwise. `params` lists `count` parameters; NULL with
@@ -900,7 +901,7 @@ MDP_API mdp_status mdp_optimizer_scale(mdp_optimizer* optimizer, mdp_tensor* out
  * report does not wait for its work: NUMERIC is then the outcome of the request, or of the next step, which is not taken. UNCHECKED with
  * NO_OVERLAP on one node, without mdp_grad_sync (all ranks alike): one pass.
  * Ranks of a pipeline stage are told the same. Errors: STATE (as mdp_grad_sync, or that failed), NUMERIC, INVALID (UNCHECKED with clipping,
- * scaling, CALLER; or ranks differ; after an mdp_grad_sync the next one is DESYNC then). */
+ * scaling, CALLER; ranks differ; after mdp_grad_sync the next one is DESYNC). */
 MDP_API mdp_status mdp_optimizer_step(mdp_optimizer* optimizer, const mdp_step_config* config, mdp_step_report* report, mdp_request** out);
 
 /* One step of several optimizers of one buffer, each with MDP_OPTIMIZER_SOME_GROUPS: one sync, norm, skip decision and report, which are
@@ -992,8 +993,8 @@ MDP_API mdp_status mdp_checkpoint_export(const char* directory, const char* path
 MDP_API mdp_status mdp_request_test(mdp_request* request);
 MDP_API mdp_status mdp_request_wait(mdp_request* request, uint64_t timeout_ns);
 
-/* MDP_OK if the operation has ended, well or not, otherwise MDP_PENDING. Unlike mdp_request_test it tells of no failure, so that a save
- * still does. */
+/* MDP_OK if the operation has ended, well or not, otherwise MDP_PENDING. Unlike mdp_request_test it tells of no failure, so a save still
+ * does. */
 MDP_API mdp_status mdp_request_peek(mdp_request* request);
 
 /* Drops the request, finished or not; the operation goes on, and uses the caller's arrays until it has finished. */

@@ -65,7 +65,6 @@ Result<SyncHeader> Gradients::settle_missing() {
     std::strncpy(header.text, more.c_str(), sizeof header.text - 1);
   }
   tell_lacking(&header);
-  header.told = history_.told(std::exchange(coming_, std::nullopt));
   return header;
 }
 
@@ -157,10 +156,10 @@ Status Gradients::compare_values(std::span<const SyncHeader> of_ranks) const {
         return Status(
             Code::invalid,
             text("mdp_optimizer_step: ", found, ": all must be told the same, as they update parts or copies of the same parameters. ",
-                 "No rank has changed anything"),
+                 "No rank has changed anything; begin anew with mdp_buffer_zero_grad"),
             blame);
       }
-      const Status apart(Code::desync, text("mdp_grad_sync: ", found, ": their parameters have come apart; load a checkpoint"), blame);
+      const Status apart(Code::desync, text("mdp_grad_sync: ", found, ": their parameters may have come apart; load a checkpoint"), blame);
       arenas_->context().world->fail(apart);
       return apart;
     }
@@ -258,11 +257,12 @@ Status Gradients::complete_sync() {
 }
 
 // All of a sync but the waiting.
-Status Gradients::submit_sync(bool keeps) {
+Status Gradients::submit_sync(bool keeps, const std::optional<StepValues>& coming) {
   sync_ns_ = now_ns();
   stats_.launched_in_backward += launched();
   auto header = settle_missing();
   if (!header) return header.status();
+  header->told = history_.told(coming);
   kept_ = keeps && can_keep();
   if (Status launched = kept_ ? Status() : launch_in_order(); !launched) return launched;
   if (Status joined = join_across(); !joined) return joined;
@@ -279,7 +279,7 @@ Status Gradients::submit_sync(bool keeps) {
   return {};
 }
 
-Result<std::shared_ptr<Request>> Gradients::sync(void* consumer, bool want_request, bool keeps) {
+Result<std::shared_ptr<Request>> Gradients::sync(void* consumer, bool want_request, bool keeps, const std::optional<StepValues>& coming) {
   std::shared_ptr<Request> sync;
   {
     std::unique_lock lock(mutex_);
@@ -289,7 +289,7 @@ Result<std::shared_ptr<Request>> Gradients::sync(void* consumer, bool want_reque
     if (Status own = params_->check_swapped_back("mdp_grad_sync"); !own) return own;
     if (Status ordered = arenas_->grads().stream().wait_for_caller(consumer); !ordered) return ordered;
     if (phase_ == Phase::open) {
-      if (Status submitted = arenas_->context().commit([&] { return submit_sync(keeps); }); !submitted) return submitted;
+      if (Status submitted = arenas_->context().commit([&] { return submit_sync(keeps, coming); }); !submitted) return submitted;
     }
     sync = sync_request_;  // of a sync that was there before, too: the same outcome again
   }

@@ -85,8 +85,10 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   // Of this rank's batch in the step; collective over the world if the sum is needed at once.
   Status tokens(double count);
   Status zero(void* caller);
-  // Collective over the world. A null request if none is wanted (then the work is done on return).
-  Result<std::shared_ptr<Request>> sync(void* consumer, bool want_request, bool keeps = false);
+  // Collective over the world. A null request if none is wanted (then the work is done on return). coming: what the step is told whose sync
+  // it is.
+  Result<std::shared_ptr<Request>> sync(void* consumer, bool want_request, bool keeps = false,
+                                        const std::optional<StepValues>& coming = {});
 
   // ── reduced: after a finished sync, before the step ──
   using ParamList = std::optional<std::span<const size_t>>;  // none: all
@@ -293,7 +295,7 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   Status end_reduced();
   BucketState state_of(uint32_t bucket) const;
   Result<SyncHeader> settle_missing();
-  Status submit_sync(bool keeps);
+  Status submit_sync(bool keeps, const std::optional<StepValues>& coming);
   bool can_keep() const;
   Status submit_agreements(const SyncHeader& header);
   std::vector<size_t> replicated(bool expert) const;
@@ -312,7 +314,7 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   size_t late_buckets() const;
   std::vector<int32_t> seen_order() const;
   Result<Chosen> choose(const ParamList& list) const;
-  double weight_of(const ParamList& list) const;
+  double weight_of(const Chosen& chosen) const;
 
   const std::shared_ptr<Arenas> arenas_;
   const std::shared_ptr<Params> params_;
@@ -364,7 +366,6 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   std::shared_ptr<Event> zeroed_;   // and of the last zero()
   Status sync_status_;
   StepHistory history_;
-  std::optional<StepValues> coming_;  // of the step whose sync is under way
   Stats stats_;
 
   GradChecks checks_;

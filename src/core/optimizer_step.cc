@@ -276,15 +276,16 @@ Status Optimizer::make_ready(Together optimizers, const StepOptions& options, co
 }
 
 StepValues Optimizer::values_of(Together optimizers, const StepOptions& options) const {
-  StepValues values{.lr = 0, .others = 0, .divisor = options.divisor(), .groups = 0};
+  StepValues values{.divisor = options.divisor()};
+  double weight = 1;  // another one for each value, so that no two that change places go unseen
   for (const auto& each : optimizers) {
     const Impl& impl = *each->impl_;
     for (size_t group = 0; group < impl.config.groups.size(); ++group) {
       const Hyper hyper = impl.hyper(impl.config.first_group + group, options.lr);
-      double weight = 1 + 0.618 * static_cast<double>(values.groups++);
-      values.lr += weight * hyper.lr;
+      if (weight == 1) values.shown_lr = hyper.lr;
       for (const GroupField& field : kGroupFields) {
-        if (field.value != &Hyper::lr) values.others += (weight += 0.382) * hyper.*field.value;
+        (field.value == &Hyper::lr ? values.lr : values.others) += weight * logarithm_of(hyper.*field.value);
+        weight += 0.382;
       }
     }
   }

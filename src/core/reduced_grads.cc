@@ -26,10 +26,9 @@ Status Gradients::sync_for_step(void* caller, const StepValues& values, bool kee
   {
     std::lock_guard lock(mutex_);
     open = phase_ == Phase::open;
-    coming_ = open ? std::optional(values) : std::nullopt;
   }
   if (!open) return await_sync();
-  const Status synced = sync(caller, false, keeps).status();
+  const Status synced = sync(caller, false, keeps, values).status();
   return synced.code() == Code::numeric ? Status() : synced;  // the step says so
 }
 
@@ -147,10 +146,14 @@ Result<double> Gradients::norm(const ParamList& list) {
   return found.nonfinite > 0 && std::isfinite(norm) ? std::numeric_limits<double>::quiet_NaN() : norm;
 }
 
-// Expert ranks have lists of their own.
-double Gradients::weight_of(const ParamList& list) const {
+// Of these parameters in any order, however they were listed. Expert ranks have parameters of their own.
+double Gradients::weight_of(const Chosen& chosen) const {
   if (arenas_->plan().grid.config().ep > 1) return 0;
-  return list ? 1 + fraction_of(hash_bytes(list->data(), list->size_bytes())) : 1;
+  uint64_t digest = 0;
+  for (size_t param = 0; param < states_.size(); ++param) {
+    if (chosen.has(param) && !arenas_->plan().params[param].frozen) digest ^= hash_bytes(&param, sizeof param);
+  }
+  return 1 + fraction_of(digest);
 }
 
 Status Gradients::scale(const ParamList& list, float factor, void* caller) {
@@ -165,7 +168,7 @@ Status Gradients::scale(const ParamList& list, float factor, void* caller) {
     if (Status ordered = stream.wait_for_caller(caller); !ordered) return ordered;
     if (factor == 1) return {};  // most steps are not clipped
     written_ = true;
-    note_change((factor - 1) * weight_of(list));
+    note_change((logarithm_of(factor) - logarithm_of(1)) * weight_of(*chosen));
     for (const Arena& arena : arenas_->all()) {
       const Status submitted = submit_merged(
           arena.owned, [&](const OwnedRange& range) { return chosen->has(range.param); },

@@ -12,11 +12,15 @@
 
 namespace megadp {
 
+// A value's logarithm, so that sums of several show a difference in the smallest; below 1e-9 nearly the value itself, since a schedule that
+// ends at 0 is there as exact as a cosine.
+double logarithm_of(double value);
+
 struct StepValues {
-  double lr;      // of all parameter groups, a weighted sum; of one alone its own
-  double others;  // of their other values, likewise
-  double divisor;
-  uint64_t groups;
+  double lr = 0;        // of all parameter groups, a weighted sum of logarithms
+  double others = 0;    // of their other values, likewise
+  double divisor = 1;   // itself
+  double shown_lr = 0;  // of the first group
 };
 
 struct ToldValues {  // a part of the agreement
@@ -24,11 +28,6 @@ struct ToldValues {  // a part of the agreement
   double before;  // of all that came before that, fading
   uint64_t is_of_coming;
 };
-
-// A change that is a hash.
-constexpr double fraction_of(uint64_t hash) {
-  return static_cast<double>(hash >> 11) * 0x1p-53;
-}
 
 class StepHistory {
  public:
@@ -40,9 +39,14 @@ class StepHistory {
   void add(double change) { before_ += change; }
 
  private:
-  StepValues last_{};
+  StepValues last_;
   double before_ = 0;
 };
+
+// A change that is a hash.
+constexpr double fraction_of(uint64_t hash) {
+  return static_cast<double>(hash >> 11) * 0x1p-53;
+}
 
 // Whether what is different of these has been used.
 bool have_come_apart(const ToldValues& told, const ToldValues& other);

@@ -20,7 +20,7 @@ typedef enum {
   GROUP,
   SCALED,
   STEPS,
-  HOW_MANY
+
 } way;
 
 typedef struct {
@@ -36,11 +36,11 @@ static model model_on(mdp_comm* comm, const layout* of) {
   grid.tp = of->tp;
   OK(mdp_grid_create(comm, &grid, &m.grid));
   const int64_t count = COUNT;
-  mdp_param param = vector_param("w", MDP_DTYPE_F32, &count);
-  param.placement = MDP_PLACEMENT_SHARDED;
+  mdp_param params[] = {vector_param("v", MDP_DTYPE_F32, &count), vector_param("w", MDP_DTYPE_F32, &count)};
+  for (int p = 0; p < 2; ++p) params[p].placement = MDP_PLACEMENT_SHARDED;
   SIZED(mdp_buffer_config, config);
   config.sharding = of->sharding;
-  OK(mdp_buffer_register(NULL, m.grid, &config, &param, 1, &m.buffer));
+  OK(mdp_buffer_register(NULL, m.grid, &config, params, 2, &m.buffer));
   SIZED(mdp_optimizer_config, adam);
   OK(mdp_optimizer_create(m.buffer, &adam, &m.optimizer));
   return m;
@@ -52,13 +52,17 @@ static void close_model(model* m) {
   mdp_grid_destroy(m->grid);
 }
 
-/* One step of ones, told `value` in one of the ways. */
-static mdp_status step(const model* m, way how, double value, int syncs) {
+static void put_ones(const model* m) {
   float ones[COUNT];
   for (int i = 0; i < COUNT; ++i) ones[i] = 1;
   const int64_t count = COUNT;
   const mdp_tensor grad = tensor_of(MDP_DTYPE_F32, ones, &count);
-  OK(mdp_grad_put(m->buffer, 0, &grad, 0, NULL));
+  for (size_t p = 0; p < 2; ++p) OK(mdp_grad_put(m->buffer, p, &grad, 0, NULL));
+}
+
+/* One step of ones, told `value` in one of the ways. */
+static mdp_status step(const model* m, way how, double value, int syncs) {
+  put_ones(m);
   if (how == STEPS) OK(mdp_optimizer_set_steps(m->optimizer, (uint64_t)(8 * value), NULL, 0));
   if (syncs || how == SCALED) {
     const mdp_status synced = mdp_grad_sync(m->buffer, NULL, NULL);
@@ -103,14 +107,19 @@ static void is_told_before_anything_changes(const mdp_unique_id* id, int32_t ran
 }
 
 /* Where the caller syncs, before the step is told anything, the next sync finds it. */
+typedef struct {
+  way how;
+  double of_rank[2];
+} told;
+
 static void is_told_after_a_sync(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
-  const way how = *(const way*)argument;
+  const told* const what = argument;
   const layout of = {.sharding = MDP_SHARDING_ZERO_1, .pp = 1, .tp = 1};
   mdp_comm* const comm = comm_open(id, rank, n, UINT64_C(60000000000));
   model m = model_on(comm, &of);
-  OK(step(&m, how, 0.5, 1));
-  OK(step(&m, how, rank == 0 ? 0.5 : 0.25, 1));
-  FAILS(MDP_E_DESYNC, "come apart", step(&m, how, 0.5, 1));
+  OK(step(&m, what->how, 0.5, 1));
+  OK(step(&m, what->how, what->of_rank[rank], 1));
+  FAILS(MDP_E_DESYNC, "come apart", step(&m, what->how, 0.5, 1));
   close_model(&m);
   mdp_comm_destroy(comm);
 }
@@ -128,9 +137,17 @@ static void all_are_told_the_same(void** state) {
 
 static void or_the_next_sync_finds_it(void** state) {
   (void)state;
-  for (way how = LR; how < HOW_MANY; ++how) {
-    if (how != STEPS) run_ranks(2, is_told_after_a_sync, &how);
-  }
+  told all[] = {{LR, {0.5, 0.25}},         {DIVISOR, {3, 4}},     {LOSS_SCALE, {65536, 32768}},       {GROUP, {0.5, 0.25}},
+                {SCALED, {0.5, 0.25}},     {LR, {1e-6, 1.4e-6}},  {SCALED, {1.0 / 4096, 1.0 / 4000}}, {GROUP, {1e-5, 2e-5}},
+                {DIVISOR, {81920, 81940}}, {SCALED, {0.5, 0.501}}};
+  for (size_t i = 0; i < sizeof all / sizeof *all; ++i) run_ranks(2, is_told_after_a_sync, &all[i]);
+}
+
+static mdp_status step_of_list(const model* m, const size_t* list) {
+  put_ones(m);
+  OK(mdp_grad_sync(m->buffer, NULL, NULL));
+  OK(mdp_grad_scale(m->buffer, list, 2, 0.5, NULL));
+  return mdp_optimizer_step(m->optimizer, NULL, NULL, NULL);
 }
 
 static void sync_or_not(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
@@ -140,6 +157,9 @@ static void sync_or_not(const mdp_unique_id* id, int32_t rank, int32_t n, void* 
   model m = model_on(comm, &of);
   for (int k = 0; k < 12; ++k) OK(step(&m, LR, 0.125 * (k % 5), ((k >> rank) & 1) != 0)); /* each rank syncs in other steps */
   OK(mdp_optimizer_set_steps(m.optimizer, 3, NULL, 0));
+  OK(step(&m, LR, 0.5, 0));
+  const size_t list[] = {(size_t)rank, (size_t)(1 - rank)}; /* as a program has it of a set */
+  OK(step_of_list(&m, list));
   OK(step(&m, LR, 0.5, 0));
   OK(mdp_optimizer_set_steps(m.optimizer, rank == 0 ? 3 : 4, NULL, 0));
   FAILS(MDP_E_DESYNC, "mdp_optimizer_set_steps", step(&m, LR, 0.5, 0));
