@@ -52,7 +52,7 @@ class Elements(Stepping):
 
     def kept(self, values: Dict[str, Any], shape: Optional[Tuple[int, ...]] = None) -> Kept:
         values = {name: value for name, value in values.items() if name != "params"}
-        on = frozenset(name for name, value in values.items() if value)
+        on = frozenset(name for name, value in tried_with(values).items() if value)  # a rate of 0, as schedules begin and end, is tried too
         if on in self._kept and (shape is None or 0 in shape or (on, shape) in self._tried):
             return self._kept[on]
         # A class that draws random numbers leaves the script's alone, and the script's default device leaves the class on the CPU.

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The step of an optimizer of torch's on one piece or one parameter: what it keeps of it comes from the library, and goes back there."""
 import copy
+import functools
 from numbers import Number
-from typing import Any, Dict, List, NamedTuple, NoReturn, Optional, Sequence, Set, Tuple, Type
+from typing import Any, Dict, FrozenSet, List, NamedTuple, NoReturn, Optional, Sequence, Set, Tuple, Type
 
 import torch
 
@@ -60,9 +61,15 @@ def _comparable(value: Any) -> Any:
     return (value,) if isinstance(value, (Number, str, bytes, type(None))) and not isinstance(value, torch.Tensor) else _Same(value)
 
 
+@functools.lru_cache(maxsize=None)
+def _torchs() -> FrozenSet[str]:
+    return frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=1.0))).union(_TORCHS)
+
+
 def _beside(optimizer: torch.optim.Optimizer) -> Dict[Tuple[str, str], Any]:
     """What a class has that is of no parameter."""
-    found = {(_ITSELF, name): _comparable(value) for name, value in vars(optimizer).items() if name not in _TORCHS}
+    torchs = _torchs()
+    found = {(_ITSELF, name): _comparable(value) for name, value in vars(optimizer).items() if name not in torchs}
     for group in optimizer.param_groups:
         found.update({(_GROUPS, name): _comparable(value) for name, value in group.items() if name != "params"})
     return found
@@ -193,6 +200,9 @@ class Stepping:
                "parameter by itself: keep it in state[p]")
         for place, name in changed:
             owner: Dict[str, Any] = vars(optimizer) if place == _ITSELF else optimizer.param_groups[0]
+            if type(owner.get(name)) is bool:  # such as whether it has warned
+                owner[name] = not owner[name]
+                continue
             if type(owner.get(name)) not in (int, float):
                 self.refuse(why, True)
             owner[name] = _MANY - 1 if isinstance(owner[name], int) else 1000 * owner[name] + 1000

@@ -34,7 +34,7 @@ class Whole(Stepping):
     def kept(self, values: Dict[str, Any], shape: Optional[Tuple[int, ...]] = None) -> Kept:
         shape = shape or ()
         values = {name: value for name, value in values.items() if name != "params"}
-        on = frozenset(name for name, value in values.items() if value)
+        on = frozenset(name for name, value in tried_with(values).items() if value)  # a rate of 0, as schedules begin and end, is tried too
         if 0 in shape:  # it is never updated
             return Kept({}, None)
         if (on, shape) not in self._kept:
