@@ -24,7 +24,7 @@ Saves::~Saves() {
   is_leaving_->store(true);
   if (!outcome_ || outcome_->is_seen.load()) return;
   const bool is_over = outcome_->is_over.load();
-  if (is_over && (outcome_->status.ok() || outcome_->status.code() == Code::aborted)) return;  // the thread has told of the latter
+  if (is_over && (outcome_->status.ok() || outcome_->is_told)) return;
   (void)attempt([&] {
     log(LogLevel::warning,
         is_over ? text("the checkpoint that was saved into ", outcome_->directory, " is not there: ", outcome_->status.text())
@@ -77,8 +77,9 @@ Status Saves::put(Backend& control, const std::shared_ptr<CheckpointWrite>& writ
     const auto asked = [](void* is_leaving) -> int32_t { return static_cast<std::atomic<bool>*>(is_leaving)->load() ? 1 : 0; };
     ask_while_waiting({asked, leaving.get()}, write->world->rank(), nullptr);
     outcome->status = write->run(start->mine);
+    outcome->is_told = outcome->status.code() == Code::aborted && !leaving->load();
     outcome->is_over.store(true);
-    if (outcome->status.code() != Code::aborted || leaving->load()) return;
+    if (!outcome->is_told) return;
     // Its buffer or optimizer was destroyed: mostly nobody asks the request then.
     (void)attempt([&] {
       log(LogLevel::warning,

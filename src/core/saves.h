@@ -47,7 +47,8 @@ class Saves {
   struct Outcome {
     Status status{Code::aborted, "the communicator was destroyed before the checkpoint was written"};
     std::string directory;
-    std::atomic<bool> is_over{false};  // written after status, as the thread of the saves does
+    bool is_told = false;              // by the thread, in the log
+    std::atomic<bool> is_over{false};  // written after these, as the thread of the saves does
     std::atomic<bool> is_seen{false};
   };
 

@@ -204,6 +204,20 @@ def case_untaken():
         assert told_by(program) == 0, program
 
 
+def case_unlike():
+    """A step that ranks are told differently changes nothing, and the next one can be taken."""
+    training = megadp.jax.DataParallel(comm, params)
+    backward = sum_of(training, 2)
+    for mine, right in ((0.1, True), (0.1 * (comm.rank + 1), False), (0.1, True)):
+        backward(training.read())
+        try:
+            report = training.step(lr=mine, unchecked=True)
+            assert right
+        except megadp.InvalidError as error:
+            assert not right and "told the learning rate 0.1" in error.text, error
+    assert report.step == 2, report
+
+
 def case_put():
     """What cannot be put is named, and nothing has been put then."""
     averaging = megadp.jax.Averaging(comm, params)

@@ -11,7 +11,7 @@ import megadp
 import support
 
 TRAINED = """
-    import array, os, sys, time, megadp
+    import array, os, sys, threading, time, megadp
 
     def job(comm, **options):
         buffer = megadp.Buffer(comm, {"w": (15,), "b": (7,)}, **options)
@@ -70,16 +70,20 @@ class Checkpoints(unittest.TestCase):
 
     def test_nothing_is_lost_at_the_end(self):
         """Nobody waits, and what is saved is closed, or is gone with the function that made it, before it is written."""
-        for number, end in enumerate(("return", "optimizer.close(); buffer.close(); comm.close()", "sys.exit(0)", "raise SystemExit")):
+        for number, end in enumerate(("return", "optimizer.close(); buffer.close(); comm.close()", "sys.exit(0)", "ended.set(); time.sleep(60)")):
             self.run_ranks(2, f"""
     def train():
         comm = megadp.Comm()
         buffer = megadp.Buffer(comm, {{"w": (3_000_000,)}})
         optimizer = megadp.Optimizer(buffer)
         request = megadp.save_checkpoint(os.environ["CHECKPOINTS"], optimizer, wait=False)
-        assert not request.ended()
         {end}
-    train()
+    ended = threading.Event()
+    if "ended" in {end!r}:
+        threading.Thread(target=train, daemon=True).start()
+        ended.wait()
+    else:
+        train()
         """)
             self.assertEqual(int(megadp.checkpoint_info(self.directory)["path"][-6:]), number + 1, end)
             megadp.verify_checkpoint(self.directory)

@@ -486,6 +486,9 @@ class Jax(unittest.TestCase):
         """Each rank trained alone, without a word."""
         self.assertEqual(support.check_ended(self, support.run_ranks(2, [FAILURES, "untaken"])).split(), ["untaken"] * 2)
 
+    def test_a_step_that_ranks_are_told_differently(self):
+        self.assertEqual(support.check_ended(self, support.run_ranks(2, [FAILURES, "unlike"])).split(), ["unlike"] * 2)
+
     def test_put_of_a_wrong_leaf(self):
         """Half a step stayed behind where the last leaf had another dtype, or was donated."""
         self.assertEqual(support.check_ended(self, support.run_ranks(2, [FAILURES, "put"])).split(), ["put"] * 2)

@@ -119,7 +119,11 @@ Result<Fd> listen_address(const std::string& place, const addrinfo& address, boo
   ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
   if (address.ai_family == AF_INET6) ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &v6only, sizeof v6only);
   if (::bind(fd.get(), address.ai_addr, address.ai_addrlen) != 0 || ::listen(fd.get(), kBacklog) != 0) {
-    return system_error(text("listening at ", place), errno);
+    const int why = errno;
+    Status failed = system_error(text("listening at ", place), why);
+    fd = Fd();
+    errno = why;  // for who asks
+    return failed;
   }
   return fd;
 }

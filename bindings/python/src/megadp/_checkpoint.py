@@ -66,12 +66,15 @@ def save_checkpoint(directory: "Path", *parts: Union[Buffer, Optimizer], tensors
 def _see_through(request: Request, leases: List[Any]) -> None:
     """Keeps the leases, and with them the communicator, until the request has ended; Python waits for such a thread before it ends."""
     def wait() -> None:
-        while not request.ended():
-            time.sleep(SLICE)
+        try:
+            while not request.ended():
+                time.sleep(SLICE)
+        except MegaDPError:  # Python has closed all, since its wait for this thread was interrupted
+            pass
         leases.clear()
 
     try:
-        threading.Thread(target=wait, name="megadp save").start()
+        threading.Thread(target=wait, name="megadp save", daemon=False).start()  # also from a daemon thread
     except RuntimeError:  # no thread can be had, or Python is ending: then it is written if nothing is closed before
         leases.clear()
 

@@ -73,7 +73,10 @@ class Failures:
         """Of a put in backward. Where a newer buffer of the same pytree has been stepped since this one's first gradient, and this one not since
         that was made, it is told there: here nobody asks."""
         self.note(error)
+        self._tell_newer(error)
         self._warn_of_untaken(error)
+
+    def _tell_newer(self, error: BaseException) -> None:
         newer = _newest.get(self._maker)
         if newer is None or newer is self or self._ended > newer._made or not isinstance(error, MegaDPError) or error.code != Status.STATE or _shapes(newer) != _shapes(self):
             return
@@ -143,4 +146,4 @@ def _shapes(failures: Failures) -> Any:
 
 
 def _was_told(error: MegaDPError) -> bool:
-    return error.code in (Status.STATE, Status.NUMERIC) and error.rank is not None
+    return error.code in (Status.STATE, Status.NUMERIC, Status.INVALID) and error.rank is not None

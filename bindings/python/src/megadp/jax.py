@@ -270,7 +270,7 @@ class DataParallel(Gradients):
         """sync, then a step of the optimizer; with loss_scale, or a scaler of optimizer, a gradient that is not finite makes all ranks skip it. Returns when
         its report is known; parameters are still gathered, and read waits for them. Collective; blocking.
         unchecked: as of Optimizer.step, which syncs then.
-        Raises as sync and Optimizer.step; after STATE and NUMERIC nothing has changed, and the next step can begin: if a put in backward failed
+        Raises as sync and Optimizer.step; after STATE, NUMERIC and INVALID nothing has changed, and the next step can begin: if a put in backward failed
         on some rank, on all of them. Where another thread's call is under way, this one can be called again."""
         self._failures.asked = True
         if self._elements is not None:
