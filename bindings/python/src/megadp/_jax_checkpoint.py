@@ -28,7 +28,7 @@ def save_checkpoint(directory: "Path", training: "DataParallel", *, state: Any =
     extra: likewise None, bools, numbers, strings, lists, tuples and dicts, of any form. keep: so many of the newest checkpoints stay (0:
     all). To be called between steps. Collective; blocking: it waits for files longer than the timeout. With wait=False it returns a
     Request when all is copied, and the copy is written while training goes on; its wait() says how that ended. One is written at a time,
-    and a failure whose Request nobody has waited for is raised by the next save or load. Wait before the program ends.
+    and a failure whose Request nobody has waited for is raised by the next save or load. The end of the program waits for the last.
     Raises MegaDPError, and older checkpoints stay: INVALID (a leaf or extra that cannot be saved, by its place), UNSUPPORTED (a grid
     with pipeline-parallel ranks), DESYNC, STATE, SYSTEM (names the file), those of a lost communicator."""
     ranks = _begin("save_checkpoint", training)

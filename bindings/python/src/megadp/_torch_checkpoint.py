@@ -39,8 +39,8 @@ def save_checkpoint(directory: "Path", model: "DataParallel", optimizer: Optimiz
     state_dict), of None, bools, numbers, strings, lists, tuples and dicts; rank 0's counts. keep: so many of the newest checkpoints stay
     (0: all). To be called between step and the next backward. Collective; blocking: it waits for files longer than the timeout. With
     wait=False it returns a Request when all is copied, and the copy is written while training goes on; its wait() says how that ended.
-    One is written at a time, and a failure whose Request nobody has waited for is raised by the next save or load. Wait before the
-    program ends.
+    One is written at a time, and a failure whose Request nobody has waited for is raised by the next save or load. The end of the
+    program waits for the last one.
     Raises MegaDPError, and older checkpoints stay: INVALID (a parameter that has left the library's memory, by its name; extra or a state that cannot be written as text, by its key; a module buffer or
     frozen parameter that differs between tensor-parallel ranks, by its name), DESYNC (a frozen parameter that differs between data-parallel
     ranks: it was written on some of them), STATE (gradients that no step has used), UNSUPPORTED (a
