@@ -840,8 +840,8 @@ MDP_API mdp_status mdp_grad_tokens(mdp_buffer* buffer, double count);
 /* Ends backward: launches what is left, waits until all is reduced, and agrees on what was missing or skipped. Again before the
  * step: the same outcome. After a failure mdp_microbatch_begin or mdp_buffer_zero_grad begins anew. Collective over the world. Errors, on
  * all ranks: STATE (a parameter never became ready, or is replicated and came on some tensor-parallel ranks; not in the last
- * microbatch); NUMERIC (CHECK_FINITE: names parameter, element, value, microbatch, rank; the step may follow); DESYNC (unlike last
- * steps). */
+ * microbatch); NUMERIC (CHECK_FINITE: names parameter, element, value, microbatch, rank; the step may follow); DESYNC (ranks'
+ * last steps differed). */
 MDP_API mdp_status mdp_grad_sync(mdp_buffer* buffer, mdp_stream consumer, mdp_request** out);
 
 /* The five calls below are for between mdp_grad_sync and mdp_optimizer_step, STATE otherwise. `params` lists `count` parameters; NULL with

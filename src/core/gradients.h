@@ -120,9 +120,11 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   // Syncs if the caller has not; before the lock is taken. keeps: where the step can add up buckets by itself they are not launched.
   // values: of that step, which is told them if this is what syncs.
   Status sync_for_step(void* caller, const StepValues& values, bool keeps = false);
-  // With the lock: a step is taken, or what changes a later one as all ranks' alike.
+  // With the lock: a step is taken, or what changes a later one as all ranks' alike. Not where expert ranks have parameters of their own.
   void note_values(const StepValues& values) { history_.add(values); }
-  void note_change(double change) { history_.add(change); }
+  void note_change(double change) {
+    if (arenas_->plan().grid.config().ep == 1) history_.add(change);
+  }
   // In grad_kept.cc: buckets that were not launched, for a step in one pass. Where one lies; what the step has submitted of these; they are
   // launched after all: the end of that, null if there are none.
   bool keeps_buckets() const { return kept_; }

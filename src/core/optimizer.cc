@@ -330,9 +330,9 @@ Status Optimizer::set_steps(uint64_t taken, std::span<const uint64_t> steps) {
   if (Status written = backend.write(impl_->device_scalars(), bytes.data(), bytes.size()); !written) return written;
   impl_->classes = std::move(classes);
   impl_->broken = false;
-  // Of what it covers, as each parameter counts now. Expert ranks have parameters of their own.
+  // Of what it covers, as each parameter counts now.
   uint64_t digest = hash_bytes(&taken, sizeof taken);
-  for (size_t param = 0; buffer_->plan().grid.config().ep == 1 && param < params.size(); ++param) {
+  for (size_t param = 0; param < params.size(); ++param) {
     const uint64_t told[] = {param, steps.empty() ? taken : steps[param]};
     if (covers(param)) digest ^= hash_bytes(told, sizeof told);
   }

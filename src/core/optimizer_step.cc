@@ -282,7 +282,7 @@ StepValues Optimizer::values_of(Together optimizers, const StepOptions& options)
     const Impl& impl = *each->impl_;
     for (size_t group = 0; group < impl.config.groups.size(); ++group) {
       const Hyper hyper = impl.hyper(impl.config.first_group + group, options.lr);
-      if (weight == 1) values.shown_lr = hyper.lr;
+      if (group == 0 && each == optimizers.front()) values.shown_lr = hyper.lr;
       for (const GroupField& field : kGroupFields) {
         (field.value == &Hyper::lr ? values.lr : values.others) += weight * logarithm_of(hyper.*field.value);
         weight += 0.382;

@@ -146,9 +146,8 @@ Result<double> Gradients::norm(const ParamList& list) {
   return found.nonfinite > 0 && std::isfinite(norm) ? std::numeric_limits<double>::quiet_NaN() : norm;
 }
 
-// Of these parameters in any order, however they were listed. Expert ranks have parameters of their own.
+// Of these parameters in any order, however they were listed.
 double Gradients::weight_of(const Chosen& chosen) const {
-  if (arenas_->plan().grid.config().ep > 1) return 0;
   uint64_t digest = 0;
   for (size_t param = 0; param < states_.size(); ++param) {
     if (chosen.has(param) && !arenas_->plan().params[param].frozen) digest ^= hash_bytes(&param, sizeof param);

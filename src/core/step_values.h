@@ -21,12 +21,14 @@ struct StepValues {
   double others = 0;    // of their other values, likewise
   double divisor = 1;   // itself
   double shown_lr = 0;  // of the first group
+  bool operator==(const StepValues&) const = default;
 };
 
 struct ToldValues {  // a part of the agreement
   StepValues step;
   double before;  // of all that came before that, fading
   uint64_t is_of_coming;
+  bool operator==(const ToldValues&) const = default;
 };
 
 class StepHistory {

@@ -68,7 +68,7 @@ static mdp_status step(const model* m, way how, double value, int syncs) {
     const mdp_status synced = mdp_grad_sync(m->buffer, NULL, NULL);
     if (synced != MDP_OK) return synced;
   }
-  if (how == SCALED) OK(mdp_grad_scale(m->buffer, NULL, 0, (float)value, NULL));
+  if (how == SCALED) OK(mdp_grad_scale(m->buffer, NULL, 0, value, NULL));
   SIZED(mdp_step_config, config);
   if (how == LR) config.lr = value, config.flags = MDP_STEP_SET_LR;
   if (how == DIVISOR) config.grad_divisor = value;

@@ -111,7 +111,8 @@ Result<Fd> listen_unix(const Endpoint& endpoint) {
   return fd;
 }
 
-Result<Fd> listen_address(const std::string& place, const addrinfo& address, bool both_families) {
+// error: where it fails to listen, why.
+Result<Fd> listen_address(const std::string& place, const addrinfo& address, bool both_families, int* error = nullptr) {
   Fd fd(::socket(address.ai_family, kSocketFlags, 0));
   if (!fd.valid()) return system_error("making a TCP socket", errno);
   const int on = 1;
@@ -120,10 +121,8 @@ Result<Fd> listen_address(const std::string& place, const addrinfo& address, boo
   if (address.ai_family == AF_INET6) ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &v6only, sizeof v6only);
   if (::bind(fd.get(), address.ai_addr, address.ai_addrlen) != 0 || ::listen(fd.get(), kBacklog) != 0) {
     const int why = errno;
-    Status failed = system_error(text("listening at ", place), why);
-    fd = Fd();
-    errno = why;  // for who asks
-    return failed;
+    if (error != nullptr) *error = why;
+    return system_error(text("listening at ", place), why);
   }
   return fd;
 }
@@ -327,8 +326,9 @@ SocketAddress other_end(int fd) {
 Result<Fd> listen_at_free_port(const std::string& address) {
   auto own = look_up_here({"", address, 0}, AI_NUMERICHOST | AI_PASSIVE);
   if (!own.ok()) return own.status();
-  auto fd = listen_address(text("a free port of ", address), *own->head, false);
-  if (!fd.ok() && errno == EADDRINUSE) return no_free_port(address);
+  int error = 0;
+  auto fd = listen_address(text("a free port of ", address), *own->head, false, &error);
+  if (error == EADDRINUSE) return no_free_port(address);
   return fd;
 }
 

@@ -14,8 +14,8 @@ CLOSE = dict(rtol=1e-5, atol=1e-7)  # between what is tried out in two ways
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8)
 _NUMBERS = {int: torch.int64, float: torch.float64, bool: torch.uint8}
 _GROUPS, _ITSELF = "its groups", "itself"  # where a class may keep what is of no parameter
-_TORCHS = ("state", "param_groups", "defaults", "_step_count", "_opt_called", "_warned_capturable_if_run_uncaptured",
-           "_need_device_dtype_check_for_fused")  # what torch and its schedulers have in an optimizer
+# What torch and its schedulers put into an optimizer besides what each has from the beginning.
+_TORCHS = ("_step_count", "_opt_called", "_warned_capturable_if_run_uncaptured", "_need_device_dtype_check_for_fused")
 _MANY = 360360000  # a number of steps that is divisible by what a class may do something at
 SAYS_UNSHARDED = ('With DataParallel(..., sharding="zero_0") every rank has all gradients, and such a class is stepped as in torch: model.sync(), '
                   "its step(), model.stepped()")
