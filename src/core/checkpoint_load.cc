@@ -89,7 +89,7 @@ class Load {
     if (!told) return told.status();
     if (!first && !told->empty()) {
       found = attempt([&]() -> Status {
-        const std::string path = told->substr(0, told->find('\n'));
+        const std::string path = told->substr(0, told->rfind('\n'));  // a path may have one itself
         if (Status opened = open_source(path); !opened) return opened.with_context(text("of ", path, ", which rank 0 has found"));
         const auto name = name_of_source();
         if (!name) return name.status().with_context(text("of ", path, ", which rank 0 has found"));

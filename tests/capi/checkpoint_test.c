@@ -223,7 +223,7 @@ static void loads_at_any_size(void** state) {
     EACH = 2
   };
   char directory[512];
-  snprintf(directory, sizeof directory, "%s", directory_of("sizes/made on the way"));
+  snprintf(directory, sizeof directory, "%s", directory_of("sizes/made on\nthe way"));
   everything* before = NULL;
   for (int number = 0; number < STAGES; ++number) {
     stage s = {
