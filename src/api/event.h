@@ -26,8 +26,4 @@ std::unique_ptr<mdp_request> prepare_request(mdp_request** out, const std::share
 // Fills it in and hands it out; does nothing when out is NULL.
 Status give_request(std::unique_ptr<mdp_request> request, std::shared_ptr<Request> pending, mdp_request** out);
 
-// Once for every request that notifies: takes its one off the count, now or as soon as it is there. `finished`: the request is known to
-// have finished; otherwise it was freed before.
-void settle_event(Context& context, bool finished) noexcept;
-
 }  // namespace megadp

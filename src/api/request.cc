@@ -15,7 +15,7 @@ mdp_status wait_until(mdp_request* request, Deadline deadline, const char* call 
       [&]() -> Status {
         if (Status status = check_handle(request, "request", Need::anywhere); !status) return status;
         Status outcome = request->object->wait(deadline);
-        if (outcome.code() != Code::pending && request->object->claim_notification()) settle_event(*request->context, true);
+        if (outcome.code() != Code::pending) request->object->take_notice();
         return outcome;
       },
       call);
@@ -39,8 +39,6 @@ mdp_status mdp_request_peek(mdp_request* request) {
 }
 
 void mdp_request_free(mdp_request* request) {
-  if (has_mark(request, kRequestHandle) && !request->context->world->in_forked_child() && request->object->claim_notification()) {
-    settle_event(*request->context, false);
-  }
+  if (has_mark(request, kRequestHandle) && !request->context->world->in_forked_child()) request->object->take_notice();
   destroy_handle(request);
 }

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-set(MEGADP_backend_SOURCES group.cc)
+set(MEGADP_backend_SOURCES group.cc notice.cc)

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "backend/notice.h"
 #include "base/deadline.h"
 #include "base/status.h"
 #include "control/interrupt.h"
@@ -38,8 +39,8 @@ class Event {
 class Stream {
  public:
   virtual ~Stream() = default;
-  // An event at this point. With notify_fd >= 0 the 8-byte value 1 is also written to that eventfd when it is done.
-  virtual Result<std::shared_ptr<Event>> record(int notify_fd = -1) = 0;
+  // An event at this point. When it is done the notice is given too, where there is one.
+  virtual Result<std::shared_ptr<Event>> record(std::shared_ptr<Notice> notice = {}) = 0;
   // Orders later work of this stream after an event of another stream: of the same backend, or, if this is a stream of the host, of any.
   // Does not block the caller.
   virtual Status wait_for(std::shared_ptr<Event> event) = 0;

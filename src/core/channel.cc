@@ -34,10 +34,10 @@ Result<std::shared_ptr<Request>> Channel::request(const std::shared_ptr<Context>
     if (!end) return end.status();
     if (Status ordered = order_control_after(*end); !ordered) return ordered;
   }
-  const int notified = context->notified_fd;
-  auto event = control().record(notified);
+  std::shared_ptr<Notice> notice = context->notice();
+  auto event = control().record(notice);
   if (!event) return event.status();
-  return std::make_shared<Request>(context, *event, notified >= 0, std::move(complete));
+  return std::make_shared<Request>(context, *event, std::move(notice), std::move(complete));
 }
 
 void Channel::retain(const std::shared_ptr<void>& object) const {

@@ -8,6 +8,11 @@
 
 namespace megadp {
 
+std::shared_ptr<Notice> Context::notice() const {
+  const int fd = notified_fd;
+  return fd >= 0 ? std::make_shared<Notice>(fd) : nullptr;
+}
+
 Status Context::usable() const {
   if (world->in_forked_child()) {
     return bad_state("this communicator belongs to the parent process; a forked child must create its own");

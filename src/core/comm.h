@@ -27,11 +27,11 @@ struct Context {
   std::shared_ptr<World> world;
   std::shared_ptr<Backend> backend;
   Interrupt interrupt;  // whom calls ask that wait
-  // An eventfd with EFD_SEMAPHORE, invalid until asked for: a request adds one when it finishes, and takes it off when the caller has seen
-  // that. event_owed: requests that were seen finished before they had added theirs. Before `passing`, whose last events still write to it.
-  Fd event_fd;                       // set once, under `mutex`
-  std::atomic<int> notified_fd{-1};  // its number, once there is one
-  std::atomic<int> event_owed{0};
+  // An eventfd with EFD_SEMAPHORE, invalid until asked for: each request that has ended, and that nobody has seen ended, has one in it.
+  // Before `passing`, whose last events still write to it.
+  Fd event_fd;                             // set once, under `mutex`
+  std::atomic<int> notified_fd{-1};        // its number, once there is one
+  std::shared_ptr<Notice> notice() const;  // null until the descriptor is asked for
 
   bool on_device() const noexcept { return &backend->control() != backend.get(); }
 

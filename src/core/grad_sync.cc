@@ -275,7 +275,7 @@ Status Gradients::submit_sync(bool keeps, const std::optional<StepValues>& comin
   auto reduced = arenas_->grads().stream().record();
   if (!reduced) return reduced.status();
   reduced_ = *reduced;
-  sync_request_ = std::make_shared<Request>(arenas_->shared_context(), *end, false, [this] { return complete_sync(); });
+  sync_request_ = std::make_shared<Request>(arenas_->shared_context(), *end, nullptr, [this] { return complete_sync(); });
   phase_ = Phase::syncing;
   return {};
 }

@@ -3,7 +3,6 @@
 // request's; it is how an operation turns what it received into a status on the caller's thread.
 #pragma once
 
-#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -18,9 +17,10 @@ struct Context;
 
 class Request {
  public:
-  // notifies: the event was recorded with the context's event descriptor.
-  Request(std::shared_ptr<Context> context, std::shared_ptr<Event> event, bool notifies, std::function<Status()> complete = {})
-      : context_(std::move(context)), event_(std::move(event)), complete_(std::move(complete)), notifies_(notifies) {}
+  // notice: with which the event was recorded; may be null.
+  Request(std::shared_ptr<Context> context, std::shared_ptr<Event> event, std::shared_ptr<Notice> notice,
+          std::function<Status()> complete = {})
+      : context_(std::move(context)), event_(std::move(event)), notice_(std::move(notice)), complete_(std::move(complete)) {}
 
   // Well or not, without asking how.
   bool has_ended() const noexcept { return event_->done(); }
@@ -30,17 +30,19 @@ class Request {
   // However long it takes, or interruption().
   Status await();
 
-  // True once, where it notifies: the notification is now the caller's to take off the descriptor (see Context::event_fd).
-  bool claim_notification() noexcept { return notifies_.exchange(false); }
+  // No event loop need be told of its end any more.
+  void take_notice() noexcept {
+    if (notice_) notice_->take();
+  }
 
  private:
   std::shared_ptr<Context> context_;
   std::shared_ptr<Event> event_;
+  std::shared_ptr<Notice> notice_;
   std::function<Status()> complete_;
   std::mutex mutex_;
   bool finished_ = false;
   Status outcome_;
-  std::atomic<bool> notifies_;
 };
 
 }  // namespace megadp

@@ -93,10 +93,10 @@ Status Saves::put(Backend& control, const std::shared_ptr<CheckpointWrite>& writ
 }
 
 Status Saves::make_request(const std::shared_ptr<Context>& context, std::shared_ptr<Request>* request) {
-  const int notified = context->notified_fd;
-  auto end = stream_->record(notified);
+  std::shared_ptr<Notice> notice = context->notice();
+  auto end = stream_->record(notice);
   if (!end) return end.status();
-  *request = std::make_shared<Request>(context, *end, notified >= 0, [outcome = outcome_] {
+  *request = std::make_shared<Request>(context, *end, std::move(notice), [outcome = outcome_] {
     outcome->is_seen.store(true);
     return outcome->status;
   });

@@ -45,7 +45,7 @@ Status Lanes::exchange(CudaStream& stream, const Message& send, const Message& r
     if (!found) return found.status();
     halves.push_back({message, sends, *found});
   }
-  auto before = stream.record(-1);
+  auto before = stream.record(nullptr);
   if (!before) return before.status();
   for (const Half& half : halves) {
     if (Status ordered = half.lane->stream->wait_for(*before); !ordered) return ordered;
@@ -64,7 +64,7 @@ Status Lanes::exchange(CudaStream& stream, const Message& send, const Message& r
   Status done;
   for (size_t i = 0; i < halves.size() && done.ok(); ++i) done = submit(halves[i]);
   for (size_t i = 0; i < halves.size() && done.ok(); ++i) {
-    auto end = halves[i].lane->stream->record(-1);
+    auto end = halves[i].lane->stream->record(nullptr);
     done = end ? stream.wait_for(*end) : end.status();
   }
   if (!done) whole_->gpu()->fail(done);  // one half, or nobody who waits for it, would be worse

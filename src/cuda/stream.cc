@@ -27,10 +27,10 @@ CudaStream::~CudaStream() {
   if (gpu_->usable_here()) launcher_->close();
 }
 
-Result<std::shared_ptr<Event>> CudaStream::record(int notify_fd) {
+Result<std::shared_ptr<Event>> CudaStream::record(std::shared_ptr<Notice> notice) {
   auto event = launcher_->record();
   if (!event) return event.status();
-  if (notify_fd >= 0) watch_->notify(*event, notify_fd);
+  if (notice) watch_->notify(*event, std::move(notice));
   return std::shared_ptr<Event>(*std::move(event));
 }
 

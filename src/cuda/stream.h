@@ -20,7 +20,7 @@ class CudaStream final : public Stream {
   CudaStream(const CudaStream&) = delete;
   CudaStream& operator=(const CudaStream&) = delete;
 
-  Result<std::shared_ptr<Event>> record(int notify_fd) override;
+  Result<std::shared_ptr<Event>> record(std::shared_ptr<Notice> notice) override;
   Status wait_for(std::shared_ptr<Event> event) override;
   Status make_caller_wait(void* consumer, Event& event) override;
   Result<std::shared_ptr<Event>> follow_caller(void* producer) override;

@@ -25,9 +25,9 @@ namespace {
 constexpr auto kPollInterval = std::chrono::milliseconds(1);
 constexpr auto kOthersInterval = std::chrono::milliseconds(10);
 
-struct Notice {
+struct Awaited {
   std::shared_ptr<CudaEvent> event;
-  int fd;
+  std::shared_ptr<Notice> notice;
 };
 
 struct DeferredFree {
@@ -42,12 +42,6 @@ struct Running {
   uint64_t left_ns = 0;   // when a member was first seen to have left
 };
 
-void write_one(int fd) {
-  const uint64_t one = 1;
-  // A full counter (EAGAIN) is readable already, which is all that was promised.
-  [[maybe_unused]] const ssize_t written = ::write(fd, &one, sizeof one);
-}
-
 }  // namespace
 
 struct Watch::State {
@@ -60,7 +54,7 @@ struct Watch::State {
   std::condition_variable changed, freed;
   std::deque<Running> running;   // in the order of submission
   std::vector<Running> aborted;  // have failed, but may not be off the device yet
-  std::vector<Notice> notices;
+  std::vector<Awaited> notices;
   std::vector<DeferredFree> doomed;
   uint64_t abandon_at_ns = UINT64_MAX;
   uint64_t troubled_ns = 0;  // when NCCL first reported a failure
@@ -153,7 +147,7 @@ void Watch::State::take_off(Ended* ended) {
       ++i;
       continue;
     }
-    write_one(notices[i].fd);
+    notices[i].notice->give();
     ended->dropped.push_back(std::move(notices[i].event));
     notices.erase(notices.begin() + static_cast<std::ptrdiff_t>(i));
   }
@@ -293,9 +287,9 @@ void Watch::add(Collective collective) {
   state_->start(state_);
 }
 
-void Watch::notify(std::shared_ptr<CudaEvent> event, int fd) {
+void Watch::notify(std::shared_ptr<CudaEvent> event, std::shared_ptr<Notice> notice) {
   const std::lock_guard lock(state_->mutex);
-  state_->notices.push_back({std::move(event), fd});
+  state_->notices.push_back({std::move(event), std::move(notice)});
   state_->start(state_);
 }
 

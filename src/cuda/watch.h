@@ -59,8 +59,8 @@ class Watch {
   // Waits for what is being freed, so for what the device had to do then, which needs no other rank; at most for the timeout.
   Result<Turn> turn();
   void add(Collective collective);
-  // Writes the 8-byte value 1 to fd when the event is done.
-  void notify(std::shared_ptr<CudaEvent> event, int fd);
+  // Gives the notice when the event is done.
+  void notify(std::shared_ptr<CudaEvent> event, std::shared_ptr<Notice> notice);
   // Drops `object` on the watch's thread, once the event (if any) is done, no collective is under way, and `ready` (if any) says so or the
   // owner's time is over.
   void drop(std::shared_ptr<void> object, std::shared_ptr<CudaEvent> after = nullptr, std::function<bool()> ready = {}) noexcept;

@@ -2,8 +2,6 @@
 // Completing an event and waiting for it.
 #include "host/event.h"
 
-#include <unistd.h>
-
 #include <utility>
 
 #include "base/deadline.h"
@@ -40,11 +38,7 @@ void HostEvent::complete(Status status) noexcept {
   time_ns_.store(now_ns(), std::memory_order_release);
   done_.store(1);
   if (sleepers_.load() != 0) futex_wake_all(done_, FutexScope::process);
-  if (notify_fd_ >= 0) {
-    const uint64_t one = 1;
-    // A full counter (EAGAIN) is readable already, which is all that was promised.
-    [[maybe_unused]] const ssize_t written = write(notify_fd_, &one, sizeof one);
-  }
+  if (notice_) notice_->give();
 }
 
 }  // namespace megadp::host

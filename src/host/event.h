@@ -14,8 +14,9 @@ namespace megadp::host {
 
 class HostEvent final : public Event {
  public:
-  // notify_fd: an eventfd that the caller keeps open until the event is done; -1: none. pool: it helps while a caller waits; may be null.
-  explicit HostEvent(int notify_fd, std::shared_ptr<ThreadPool> pool = {}) noexcept : notify_fd_(notify_fd), pool_(std::move(pool)) {}
+  // notice: given when the event is done; may be null. pool: it helps while a caller waits; may be null.
+  explicit HostEvent(std::shared_ptr<Notice> notice, std::shared_ptr<ThreadPool> pool = {}) noexcept
+      : notice_(std::move(notice)), pool_(std::move(pool)) {}
 
   bool done() const noexcept override { return done_.load(std::memory_order_acquire) != 0; }
   Status status() const override;
@@ -31,7 +32,7 @@ class HostEvent final : public Event {
   std::atomic<uint64_t> time_ns_{0};
   std::atomic<uint32_t> done_{0};
   std::atomic<uint32_t> sleepers_{0};
-  const int notify_fd_;
+  const std::shared_ptr<Notice> notice_;
   const std::shared_ptr<ThreadPool> pool_;
 };
 

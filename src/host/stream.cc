@@ -223,8 +223,8 @@ bool HostStream::idle() const {
   return state_->unfinished.load(std::memory_order_acquire) == 0;
 }
 
-Result<std::shared_ptr<Event>> HostStream::record(int notify_fd) {
-  auto event = std::make_shared<HostEvent>(notify_fd, state_->pool);
+Result<std::shared_ptr<Event>> HostStream::record(std::shared_ptr<Notice> notice) {
+  auto event = std::make_shared<HostEvent>(std::move(notice), state_->pool);
   if (idle()) {  // everything has passed
     event->complete(state_->current_failure());
   } else if (Status pushed = push({nullptr, event, nullptr}); !pushed) {

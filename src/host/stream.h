@@ -70,7 +70,7 @@ class HostStream final : public Stream {
   // has not been done.
   bool do_here(const Work& work);
 
-  Result<std::shared_ptr<Event>> record(int notify_fd) override;
+  Result<std::shared_ptr<Event>> record(std::shared_ptr<Notice> notice) override;
   Status wait_for(std::shared_ptr<Event> event) override;
   Status make_caller_wait_for_all(void* consumer) override;
   Status make_caller_wait(void* consumer, Event& event) override;

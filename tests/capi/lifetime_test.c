@@ -248,6 +248,38 @@ static void event_descriptor(const mdp_unique_id* id, int32_t rank, int32_t n, v
   job_close(&j);
 }
 
+/* Dropped before its end, a request tells nobody, neither now, in another's place, nor when it ends. */
+static void event_descriptor_of_dropped(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  (void)argument;
+  job j = job_open(id, rank, n);
+  float values[2][4] = {{0}};
+  const int64_t count = 4;
+  const mdp_tensor t = tensor_of(MDP_DTYPE_F32, values[0], &count), u = tensor_of(MDP_DTYPE_F32, values[1], &count);
+  int32_t fd = -1;
+  OK(mdp_comm_event_fd(j.comm, &fd));
+  mdp_comm* apart[2];
+  for (int i = 0; i < 2; ++i) OK(mdp_comm_split(j.comm, 0, rank, &apart[i]));
+  mdp_request *dropped = NULL, *seen = NULL, *unseen = NULL;
+  if (rank == 0) {
+    OK(mdp_all_reduce(apart[0], &t, &t, MDP_OP_SUM, NULL, &dropped)); /* the other comes to it at the end */
+    mdp_request_free(dropped);
+  }
+  OK(mdp_all_reduce(apart[1], &u, &u, MDP_OP_SUM, NULL, &unseen));
+  OK(mdp_all_reduce(apart[1], &u, &u, MDP_OP_SUM, NULL, &seen));
+  OK(mdp_request_wait(seen, long_ns));
+  CHECK(readable(fd, 10000)); /* the one that nobody has seen */
+  OK(mdp_request_wait(unseen, long_ns));
+  CHECK(!readable(fd, 0));
+  mdp_request_free(seen);
+  mdp_request_free(unseen);
+  OK(mdp_barrier(j.comm, NULL));
+  if (rank == 1) OK(mdp_all_reduce(apart[0], &t, &t, MDP_OP_SUM, NULL, NULL));
+  OK(mdp_barrier(apart[0], NULL)); /* after it */
+  CHECK(!readable(fd, 0));
+  for (int i = 0; i < 2; ++i) mdp_comm_destroy(apart[i]);
+  job_close(&j);
+}
+
 static void event_descriptor_of_steps(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
   (void)argument;
   job j = job_open(id, rank, n);
@@ -282,6 +314,7 @@ static void event_descriptors(void** state) {
   (void)state;
   for (int i = 0; i < 20; ++i) run_ranks(2, event_descriptor, NULL);
   for (int i = 0; i < 20; ++i) run_ranks(2, event_descriptor_of_steps, NULL);
+  for (int i = 0; i < 5; ++i) run_ranks(2, event_descriptor_of_dropped, NULL);
 }
 
 /* ── DLPack ── */

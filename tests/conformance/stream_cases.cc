@@ -68,7 +68,7 @@ void notification(Suite& suite) {
     const int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     auto stream = rank.must(rank.backend().create_stream("notify"));
     for (int round = 0; round < 100; ++round) {
-      auto event = rank.must(stream->record(fd));
+      auto event = rank.must(stream->record(std::make_shared<Notice>(fd)));
       pollfd polled{fd, POLLIN, 0};
       rank.check(poll(&polled, 1, 60'000) == 1, "the descriptor did not become readable");
       rank.check(event->done(), "the descriptor is readable before the event is done");

@@ -32,7 +32,7 @@ std::unique_ptr<HostStream> make(const char* name, HostStream::OnFailure on_fail
 }
 
 Status outcome(HostStream& stream) {
-  auto event = stream.record(-1);
+  auto event = stream.record(nullptr);
   return event.ok() ? (*event)->wait(Deadline::after_ns(20 * kSecondNs)) : event.status();
 }
 
@@ -71,8 +71,8 @@ void destroying_does_not_replace_a_failure() {
     return Status(Code::numeric, "the first");
   };
   check(stream->submit(fails_when_told_to_stop).ok(), "work is taken");
-  auto event = stream->record(-1);
-  auto later = stream->record(-1);
+  auto event = stream->record(nullptr);
+  auto later = stream->record(nullptr);
   while (!begun) sleep_ms(1);
   stream.reset();
   if (!check(event.ok() && later.ok() && (*event)->done() && (*later)->done(), "events of a destroyed stream are done")) return;
@@ -93,7 +93,7 @@ void destroying_aborts_what_is_left() {
   };
   check(stream->submit(waits_until_told_to_stop).ok(), "work is taken");
   (void)stream->submit([&](const Stop&) { return ++ran, Status(); });
-  auto event = stream->record(-1);
+  auto event = stream->record(nullptr);
   while (!begun) sleep_ms(1);
   stream.reset();
   if (!check(event.ok() && (*event)->done(), "an event of a destroyed stream is done")) return;
@@ -124,9 +124,9 @@ void a_wait_ends_with_its_stream() {
             })
             .ok(),
         "work is taken");
-  auto event = slow->record(-1);
+  auto event = slow->record(nullptr);
   if (!check(event.ok() && waiting->wait_for(*event).ok(), "a stream waits for another")) return;
-  auto after = waiting->record(-1);
+  auto after = waiting->record(nullptr);
   // Lets the slow one go in the end, so that a stream that does wait is found out and not waited for.
   std::atomic<bool> destroyed{false};
   std::thread patience([&] {
@@ -146,7 +146,7 @@ void a_wait_ends_with_its_stream() {
 void a_wait_fails_with_its_event() {
   auto first = make("first"), second = make("second");
   check(first->submit([](const Stop&) { return Status(Code::numeric, "not a number"); }).ok(), "work is taken");
-  auto event = first->record(-1);
+  auto event = first->record(nullptr);
   check(event.ok() && second->wait_for(*event).ok(), "a stream waits for another");
   fails(outcome(*second), Code::numeric, {"not a number"});
 }
@@ -235,7 +235,7 @@ void what_is_waited_for_at_once() {
                 first = std::this_thread::get_id();
                 rounding = std::fegetround();
                 std::thread([&] {
-                  check(stream->record(-1).ok(), "an event is taken");
+                  check(stream->record(nullptr).ok(), "an event is taken");
                   stream->retain(std::make_shared<int>(1));
                 }).join();
                 sleep_ms(20);

@@ -110,7 +110,7 @@ void help_comes_when_the_caller_waits() {
 void who_waits_for_an_event() {
   auto pool = std::make_shared<ThreadPool>(2, false);
   const auto workers_while = [&](const auto& wait) {
-    const auto event = std::make_shared<HostEvent>(-1, pool);
+    const auto event = std::make_shared<HostEvent>(nullptr, pool);
     wait(event);
     usleep(20'000);
     const size_t workers = workers_on(*pool).size();
