@@ -8,6 +8,7 @@
 
 #include "base/thread.h"
 #include "host/attention.h"
+#include "host/default_floats.h"
 #include "host/gemm.h"
 #include "host/group.h"
 #include "host/kernels.h"
@@ -143,6 +144,7 @@ Status HostBackend::copy(const StridedArray& to, const StridedArray& from, bool 
   if (caller != nullptr) return invalid("stream is ", caller, "; host streams are NULL");
   if (to.shape != from.shape) return invalid("copy: the shapes of the two arrays differ");
   const ThreadPool::CallerIdle idle(pool_.get());
+  const DefaultFloats floats;  // replicas round alike
   return copy_strided(to, from, add, *pool_);
 }
 
