@@ -97,7 +97,9 @@ MEGADP_HOST_DEVICE inline void begin_step(StepScalars& s, const StepSettings& se
   const bool scales = settings.scaler.kind != LossScaler::Kind::none;
   s.used_scale = scales ? s.loss_scale.scale : 1;
   const double divisor = settings.divisor * s.used_scale;
-  s.grad_norm = (settings.norm == Norm::inf ? s.largest : std::sqrt(s.square_sum)) / divisor;
+  // The largest of magnitudes takes no notice of NaN.
+  const float largest = s.nonfinite > 0 && s.largest < HUGE_VALF ? NAN : s.largest;
+  s.grad_norm = (settings.norm == Norm::inf ? largest : std::sqrt(s.square_sum)) / divisor;
   double clip = 1;
   if (settings.max_norm > 0) {
     const double factor = settings.max_norm / (s.grad_norm + 1e-6);

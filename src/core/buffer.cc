@@ -68,6 +68,7 @@ Status Buffer::gather_params() {
 // What is tied is broadcast on the channel of gradients, and must not wait there for a reduction that another rank has not come to.
 Result<std::shared_ptr<Request>> Buffer::broadcast(int root, bool want_request) {
   constexpr const char* kCall = "mdp_buffer_broadcast";
+  if (Status between = gradients().check_between_steps(kCall); !between) return between;
   if (!arenas().ties().empty()) {
     const std::vector<int>& members = arenas().grid()->world()->group().members();
     const auto launched = exchange_as<Gradients::Launched>(*context().world, members, kCall, gradients().launched_of_step());

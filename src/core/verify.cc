@@ -90,6 +90,7 @@ Status Buffer::verify_over_stages() {
 }
 
 Status Buffer::verify() {
+  if (Status between = gradients().check_between_steps(kVerify); !between) return between;
   if (Status equal = params().verify(); !equal) return equal;
   if (Status reduced = gradients().await_reduced(); !reduced) return reduced;
   for (const bool expert : {false, true}) {

@@ -200,6 +200,13 @@ static void clip(const mdp_unique_id* id, int32_t rank, int32_t n, void* argumen
     const double got = moment_of(&m, i < 2 ? 0 : 1, i < 2 ? i : 0, &owned);
     CHECK(!owned || fabs(got - wanted) < 1e-5);
   }
+
+  /* Of what is no number there is no norm, also where the largest is asked for, and nothing is clipped by it. */
+  const float bad[] = {100, NAN};
+  for (int p = PARTS - 1; p >= 0; --p) put(&m, p, p == 1 ? bad : NULL, p == 1 ? 2 : 0);
+  config.loss_scale = 1;
+  OK(mdp_optimizer_step(m.optimizer, &config, &report, NULL));
+  CHECK(report.flags == MDP_STEPPED_SKIPPED && isnan(report.grad_norm) && report.clip_factor == 1);
   model_drop(&m);
 }
 
