@@ -90,12 +90,13 @@ class Load {
     if (!first && !told->empty()) {
       found = attempt([&]() -> Status {
         const std::string path = told->substr(0, told->rfind('\n'));  // a path may have one itself
-        if (Status opened = open_source(path); !opened) return opened.with_context(text("of ", path, ", which rank 0 has found"));
+        const std::string of = text("of ", path, ", which rank 0 has found", relative_to(path));
+        if (Status opened = open_source(path); !opened) return opened.with_context(of);
         const auto name = name_of_source();
-        if (!name) return name.status().with_context(text("of ", path, ", which rank 0 has found"));
+        if (!name) return name.status().with_context(of);
         if (*name == *told) return {};
         return Status(Code::corrupt, text(path, " holds another ", source_->manifest().is_model ? "model" : "checkpoint",
-                                          " here than on rank 0: it must be the same on all hosts"));
+                                          " here than on rank 0: it must be the same on all hosts", relative_to(path)));
       });
     }
     return agree_on(found);

@@ -51,7 +51,7 @@ Status CheckpointWrite::find_folder(const std::string& name) {
   auto found = opened ? opened->open_folder(name, Folder::Links::refused) : std::move(opened);
   if (!found) {
     return found.status().with_context(text("what rank 0 has made in ", directory, " on ", host(0), " is not there on ", host(rank),
-                                            ": the directory must be the same on all hosts"));
+                                            ": the directory must be the same on all hosts", relative_to(directory)));
   }
   folder_ = *std::move(found);
   return {};

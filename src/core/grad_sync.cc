@@ -160,7 +160,9 @@ Status Gradients::compare_values(std::span<const SyncHeader> of_ranks) const {
                  "No rank has changed anything; begin anew with mdp_buffer_zero_grad"),
             blame);
       }
-      const Status apart(Code::desync, text("mdp_grad_sync: ", found, ": their parameters may have come apart; load a checkpoint"), blame);
+      const Status apart(
+          Code::desync,
+          text("mdp_grad_sync: ", found, ": their parameters may have come apart; load a checkpoint, with a new communicator"), blame);
       arenas_->context().world->fail(apart);
       return apart;
     }

@@ -11,7 +11,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
+#include <system_error>
 #include <utility>
 
 namespace megadp {
@@ -217,6 +219,13 @@ bool Folder::is_named(const Folder& in, const std::string& name) const noexcept 
   struct stat mine, named;
   return ::fstat(fd_.get(), &mine) == 0 && ::fstatat(in.fd_.get(), name.c_str(), &named, AT_SYMLINK_NOFOLLOW) == 0 &&
          mine.st_ino == named.st_ino && mine.st_dev == named.st_dev;
+}
+
+std::string relative_to(const std::string& path) {
+  if (!path.empty() && path.front() == '/') return "";
+  std::error_code error;
+  const std::string here = std::filesystem::current_path(error).string();
+  return text("; the path is relative, here to ", error ? error.message() : here);
 }
 
 }  // namespace megadp

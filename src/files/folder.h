@@ -86,4 +86,7 @@ class Folder {
   std::string path_;
 };
 
+// Of a relative path what it is relative to, which may be another folder for another process: "; the path is relative, here to DIR".
+std::string relative_to(const std::string& path);
+
 }  // namespace megadp

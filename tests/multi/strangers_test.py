@@ -6,6 +6,7 @@ they like to every port that is open (see stranger.py). And ranks that cannot co
 usage: strangers_test.py MEGADP BETWEEN_HOSTS [unittest arguments]
 """
 
+import concurrent.futures
 import json
 import os
 import signal
@@ -115,6 +116,15 @@ class Misplaced(unittest.TestCase):
 
     def test_a_rank_of_another_user(self):
         self.assertRegex(self.rank(1, AS_NOBODY)[0], "Connection refused; all ranks of a node must be started by one user.* user 65534")
+
+    def test_two_of_rank_0(self):
+        """As from two terminals. The second one takes the place when the first gives up, and used to blame rank 1 alone."""
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            said = [started.result()[0] for started in [pool.submit(self.rank, 0), pool.submit(self.rank, 0)]]
+        self.assertEqual([text.count("rank 1 did not come to the rendezvous") for text in said], [1, 1], said)
+        asked = [text for text in said if "was it started as rank 0 too?" in text]
+        self.assertEqual(len(asked), 1, said)
+        self.assertRegex(asked[0], r"; at first process \d+ of user 0 listened there: ")
 
     def test_a_root_that_is_elsewhere(self):
         """An address of no machine (RFC 5737): it used to be waited at for the whole timeout, here 5 minutes."""

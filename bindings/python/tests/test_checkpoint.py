@@ -218,6 +218,32 @@ class Checkpoints(unittest.TestCase):
         self.assertEqual(len(kept), 2)
         self.assertEqual(os.path.basename(megadp.checkpoint_info(self.directory)["path"]), kept[1])
 
+    def test_relative_to_what(self):
+        """Ranks of one host that are in folders of their own: that is no matter of hosts."""
+        out = support.run_source(2, f"""
+            import os
+            import megadp
+
+            def refused(call):
+                try:
+                    call("run", buffer)
+                except megadp.MegaDPError as error:
+                    assert "the path is relative, here to " + os.path.join(top, "1") in str(error), error
+                else:
+                    raise AssertionError("nothing was said")
+
+            comm, top = megadp.Comm(timeout=30), os.path.realpath({os.path.dirname(self.directory)!r})
+            buffer = megadp.Buffer(comm, [megadp.Param("w", (5,))])
+            os.mkdir(os.path.join(top, str(comm.rank)))
+            os.chdir(os.path.join(top, str(comm.rank)))
+            comm.barrier()
+            refused(megadp.save_checkpoint)
+            megadp.save_checkpoint(os.path.join(top, "0", "run"), buffer)
+            refused(megadp.load_checkpoint)
+            print("ok", flush=True)
+        """)
+        self.assertEqual(support.check_ended(self, out).splitlines(), ["ok", "ok"])
+
     def test_refused(self):
         """Nothing is saved, and the sentence names the argument."""
         invalid = megadp.Status.INVALID

@@ -3,6 +3,7 @@
 #include "control/join/rendezvous.h"
 
 #include <poll.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -75,16 +76,17 @@ class Server {
         if (!status.ok()) return status;
       }
       if (request_.deadline.passed()) {
+        const auto holder = holder_of_the_name();
         return {Code::timeout, text("rank ", request_.rank, " could not listen for the other ranks within ", seconds(request_.timeout_ns),
-                                    ": ", listeners.status().text(), holder_of_the_name())};
+                                    ": ", listeners.status().text(), holder ? text(": ", describe(*holder), " listens there") : "")};
       }
+      if (!waited_for_) waited_for_ = holder_of_the_name();
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
   }
 
-  std::string holder_of_the_name() const {
-    const auto holder = request_.endpoint.is_unix() ? who_listens_at(request_.endpoint.unix_name) : std::nullopt;
-    return holder ? text(": ", describe(*holder), " listens there") : "";
+  std::optional<PeerCredentials> holder_of_the_name() const {
+    return request_.endpoint.is_unix() ? who_listens_at(request_.endpoint.unix_name) : std::nullopt;
   }
 
   Status wait_and_serve() {
@@ -206,15 +208,18 @@ class Server {
   // The first deadline that passes anywhere ends the rendezvous: that rank leaves, so it could not succeed any more.
   Status gave_up(int rank, uint64_t waited_ns) const {
     std::vector<int> missing;
-    std::string refused;
+    std::string more;
     for (size_t i = 0; i < request_.expected.size(); ++i) {
       if (!result_.links[i] && request_.expected[i] != request_.rank) missing.push_back(request_.expected[i]);
     }
-    for (const auto& [who, why] : refusals_) refused += text("; rank ", who, " came but was refused: ", why);
+    for (const auto& [who, why] : refusals_) more += text("; rank ", who, " came but was refused: ", why);
     const Blame blame{missing.empty() ? -1 : missing.front()};
+    if (waited_for_ && waited_for_->pid != ::getpid()) {
+      more += text("; at first ", describe(*waited_for_), " listened there: was it started as rank ", request_.rank, " too?");
+    }
     return {Code::timeout,
             text(list_ranks(missing), " did not come to the rendezvous of ", list_ranks(request_.expected), " at ",
-                 request_.endpoint.describe(), " (rank ", rank, " gave up after waiting ", seconds(waited_ns), ")", refused),
+                 request_.endpoint.describe(), " (rank ", rank, " gave up after waiting ", seconds(waited_ns), ")", more),
             blame};
   }
 
@@ -280,6 +285,7 @@ class Server {
   std::vector<ProcessWatch> watches_;      // by place
   std::vector<std::vector<Frame>> early_;  // by place
   std::map<int, std::string> refusals_;
+  std::optional<PeerCredentials> waited_for_;      // who listened there when this rank came
   std::vector<bool> told_;                         // by place: knows that the rendezvous has failed
   std::vector<std::unique_ptr<Link>> late_links_;  // of those told late; open until the server leaves
   size_t present_ = 0;
