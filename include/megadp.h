@@ -966,8 +966,8 @@ MDP_API mdp_status mdp_checkpoint_save(const mdp_checkpoint_config* config, mdp_
 
 /* Loads the newest checkpoint; or, with MDP_CHECKPOINT_PARAMS_ONLY, a model: a safetensors file of whole arrays, an index (.json) of
  * several, or a folder with model.safetensors or its index. Collective, blocking, as mdp_checkpoint_save. Errors, on all ranks: INVALID
- * (another model or rule), STATE (in a step), UNSUPPORTED (a later version), SYSTEM, CORRUPT. Mostly nothing has changed; where data was
- * found CORRUPT half-way, parameters, views, states and steps are STATE until one has been loaded. */
+ * (another model or rule), STATE (in accumulation), UNSUPPORTED (a later version), SYSTEM, CORRUPT. Mostly nothing has changed; where data
+ * was found CORRUPT half-way, parameters, views, states and steps are STATE until one has been loaded. */
 MDP_API mdp_status mdp_checkpoint_load(const mdp_checkpoint_config* config);
 
 /* The newest checkpoint's path and manifest, or a model's, as JSON. Local. Text: see mdp_info. Errors: SYSTEM, CORRUPT, UNSUPPORTED. */
