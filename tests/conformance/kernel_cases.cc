@@ -172,6 +172,19 @@ void floating_point_environment(Suite& suite) {
     StepScalars now;
     rank.must(rank.backend().read(&now, scalars, sizeof now));
     rank.check(now.square_sum == double{subnormal} * double{subnormal}, text("the square of 1e-40 is ", now.square_sum));
+
+    // A copy is made on the caller's thread, and rounds to the nearest all the same; for these values that is below, and above.
+    const std::vector<double> values{0.7, 0.1};
+    DeviceArray rounded(rank, values.size() * sizeof(float));
+    const StridedArray from{const_cast<double*>(values.data()), DType::f64, {2}, {1}};
+    for (const int mode : {FE_UPWARD, FE_DOWNWARD}) {
+      std::fesetround(mode);
+      const Status copied = rank.backend().copy({rounded.data(), DType::f32, {2}, {1}}, from, false, nullptr);
+      rank.check(std::fegetround() == mode, "the caller's rounding has changed");
+      std::fesetround(FE_TONEAREST);
+      rank.must(copied);
+      rank.check(get_values<float>(rank, rounded.data(), 2) == std::vector<float>{0.7F, 0.1F}, "a copy is rounded as the caller has set");
+    }
   });
 }
 
