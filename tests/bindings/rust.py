@@ -117,7 +117,7 @@ def losses(output):
 
 
 def burn(stage):
-    """The example for burn on 1 and 2 ranks."""
+    """The example for burn on 1 and 2 ranks, and its own test. What 2 ranks leave in a checkpoint, 1 rank goes on from."""
     if why := without_digits():
         skip(why)
     folder = os.path.join(RUST, "examples-burn")
@@ -125,7 +125,10 @@ def burn(stage):
     stage.run_cargo_alone("fmt", "--check", folder=folder)
     stage.run_cargo("build", folder=folder)
     program = os.path.join(stage.env["CARGO_TARGET_DIR"], "debug", "burn-digits")
-    one, two = (losses(stage.run([os.environ["MEGADP_PROGRAM"], "run", "--no-prefix", "-n", ranks, program])) for ranks in ("1", "2"))
+    stage.run_cargo("test", folder=folder)
+    with tempfile.TemporaryDirectory() as empty:
+        one, two, on = (losses(stage.run([os.environ["MEGADP_PROGRAM"], "run", "--no-prefix", "-n", *ranks]))
+                        for ranks in (("1", program), ("2", program, empty), ("1", program, empty)))
     with open(os.path.join(ROOT, "tests", "bindings", "mlp_losses.json"), encoding="utf-8") as file:
         reference = json.load(file)["losses"]
     if not len(one) == len(two) == len(reference):
@@ -135,7 +138,9 @@ def burn(stage):
     print(f"burn-digits: 1 and 2 ranks differ by {apart:.1e}, from the reference by {off:.1e}")
     if not (apart <= 1e-6 and off <= 1e-4):
         sys.exit("more than 1e-6, or 1e-4")
-    stage.passed = 1
+    if not on[0] < one[0] / 2:
+        sys.exit(f"a loss of {on[0]} after a checkpoint that was trained; {one[0]} is that of an untrained model")
+    stage.passed += 1
 
 
 def style(stage):
