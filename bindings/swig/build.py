@@ -172,6 +172,7 @@ def mend_sentences(folder, wrapper):
     # As often as the text beside it is there.
     mends = [(wrapper, r'return "SWIG:TypeError";', 'return "wrong argument:";', "case SWIG_TypeError:"),
              (script, r"return\(callNextMethod\(x, name(, value)?\)\);", absent, "idx = pmatch(name, names(accessorFuns));"),
+             (script, r"pmatch\(name, names\(accessorFuns\)\)", "match(name, names(accessorFuns))", "pmatch(name,"),
              (script, r" *reg\.finalizer\(ans@ref, delete_\w+\);\n", "", "reg.finalizer(")]
     for path, old, new, beside in mends:
         with open(path, encoding="utf-8") as file:
@@ -183,12 +184,31 @@ def mend_sentences(folder, wrapper):
             file.write(text)
 
 
+def mend_assignments(folder):
+    """SWIG's R code sets a field in the object that all its names share; in R a name whose field is set has a copy of its own from then on."""
+
+    def mended(match):
+        if f"`{match[2]}_copy` = " not in before:
+            sys.exit(f"{match[2]} has fields that can be set, and no MEGADP_COPY in languages/scripting.i")
+        return f"{match[1]}  f(x <- {match[2]}_copy(x), value);"
+
+    path = os.path.join(folder, "megadp.R")
+    with open(path, encoding="utf-8") as file:
+        before = file.read()
+    text, count = re.subn(r"(setMethod\('(?:\$|\[\[)<-', (?:c\()?'_p_megadp__(\w+)'(?:(?!setMethod)[\s\S])*?\n)  f\(x, value\);", mended, before)
+    if count == 0 or count != before.count("f(x, value);"):
+        sys.exit(f"{path}: {count} of {before.count('f(x, value);')} assignments of fields are known: SWIG's R code is another one")
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
 def build_r(folder):
     flags = ask(need("R"), "CMD", "config", "--cppflags").split()
     target = os.path.join(folder, "megadp.so")
     wrapper = wrap(folder, "-r")
     mend_enumerations(folder, wrapper)
     mend_sentences(folder, wrapper)
+    mend_assignments(folder)
     compile_module(wrapper, target, flags)
     return target
 

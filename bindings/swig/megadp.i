@@ -24,13 +24,14 @@
 %immutable megadp::Failure::param;
 %immutable megadp::Failure::operation;
 %immutable megadp::Failure::text;
-%immutable megadp::Stats;
-%immutable megadp::BucketTimes;
-%immutable megadp::Range;
-%immutable megadp::StepReport;
-%immutable megadp::GradSummary;
-%immutable megadp::UpdatePiece;
-%immutable megadp::ConvPart;
+%immutable megadp::ConvPart::low;
+%immutable megadp::ConvPart::high;
+%immutable megadp::ConvPart::output_begin;
+%immutable megadp::ConvPart::output_size;
+%immutable megadp::ConvPart::first;
+%immutable megadp::ConvPart::inside_begin;
+%immutable megadp::ConvPart::inside_size;
+%immutable megadp::ConvPart::whole_output;
 
 %newobject megadp::Comm::create;
 %newobject megadp::Comm::split;
@@ -127,8 +128,10 @@
 %include "shim/comm.h"
 %include "shim/grid.h"
 %include "shim/params.h"
+%immutable;  // what these have is told: reports, ranges and pieces, whose `count` bounds their memory
 %include "shim/buffer.h"
 %include "shim/steps.h"
+%mutable;
 %include "shim/optimizer_options.h"
 %include "shim/optimizer.h"
 %include "shim/plan.h"
@@ -137,3 +140,9 @@
 %include "shim/checkpoint.h"
 %include "shim/tp.h"
 %include "shim/halo.h"
+
+#ifdef SWIGRUBY
+%init %{
+  megadp_define_copies();  // of all classes: they are there now
+%}
+#endif

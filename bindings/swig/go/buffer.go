@@ -87,7 +87,7 @@ type Float interface {
 // Put, Acquire, Release, Ready, Skip and Wait may be called by any goroutine, the others by the communicator's. Nothing is kept of slices
 // passed in.
 type Buffer struct {
-	raw shim.Buffer
+	*owned[shim.Buffer]
 }
 
 // NewBuffer lays out and allocates parameters, in the order of the forward pass, and their gradients, zeroed. All ranks of the communicator
@@ -120,9 +120,7 @@ func register(params []Param, options BufferOptions, on any,
 	if err != nil {
 		return nil, err
 	}
-	buffer := &Buffer{made}
-	runtime.SetFinalizer(buffer, func(buffer *Buffer) { shim.DeleteBuffer(buffer.raw) })
-	return buffer, nil
+	return &Buffer{own(made, shim.DeleteBuffer)}, nil
 }
 
 // Find is the index of the parameter of that name.

@@ -11,14 +11,12 @@ import (
 // CheckpointParts is what one checkpoint is of: buffers of the same ranks, with their optimizers, and arrays of the program's own. To be
 // filled alike on all ranks, once; it serves any number of saves and loads. Names are unique in all of it.
 type CheckpointParts struct {
-	raw shim.CheckpointParts
+	*owned[shim.CheckpointParts]
 }
 
 // NewCheckpointParts has nothing in it yet.
 func NewCheckpointParts() *CheckpointParts {
-	parts := &CheckpointParts{shim.NewCheckpointParts()}
-	runtime.SetFinalizer(parts, func(parts *CheckpointParts) { shim.DeleteCheckpointParts(parts.raw) })
-	return parts
+	return &CheckpointParts{own(shim.NewCheckpointParts(), shim.DeleteCheckpointParts)}
 }
 
 // Add adds a buffer and its optimizers. Without any it is saved and loaded without their state.

@@ -43,13 +43,11 @@ type CommOptions struct {
 // come from any. Methods marked collective must be called by every rank, in the same order, and wait for the others, at most for the
 // timeout. What nobody closes is freed some time after it has become unreachable.
 type Comm struct {
-	raw shim.Comm
+	*owned[shim.Comm]
 }
 
 func newComm(raw shim.Comm) *Comm {
-	comm := &Comm{raw}
-	runtime.SetFinalizer(comm, func(comm *Comm) { shim.DeleteComm(comm.raw) })
-	return comm
+	return &Comm{own(raw, shim.DeleteComm)}
 }
 
 // UniqueID makes a name and secret under which ranks that no launcher started find each other: made by one of them, carried to the others
@@ -276,16 +274,14 @@ func AllToAllV[T Number](comm *Comm, from []T, fromCounts []uint64, to []T, toCo
 
 // Request is a pending operation. Any goroutine may use it; dropping it lets the operation go on.
 type Request struct {
-	raw shim.Request
+	*owned[shim.Request]
 }
 
 func newRequest(raw shim.Request, err error) (*Request, error) {
 	if err != nil {
 		return nil, err
 	}
-	request := &Request{raw}
-	runtime.SetFinalizer(request, func(request *Request) { shim.DeleteRequest(request.raw) })
-	return request, nil
+	return &Request{own(raw, shim.DeleteRequest)}, nil
 }
 
 // Done says whether the operation has finished; the error is the operation's. Does not block.

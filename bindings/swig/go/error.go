@@ -66,6 +66,17 @@ func errorFrom(failure shim.Failure) error {
 	}
 }
 
+// owned is what a handle points to. The finalizer is of this and not of the handle, of which a program may have copies.
+type owned[T any] struct {
+	raw T
+}
+
+func own[T any](raw T, free func(T)) *owned[T] {
+	it := &owned[T]{raw}
+	runtime.SetFinalizer(it, func(it *owned[T]) { free(it.raw) })
+	return it
+}
+
 // call makes one native call; object, whose finalizer would free what the call works on, is kept until it has returned.
 func call(object any, native func(shim.Failure)) error {
 	failure := shim.NewFailure()

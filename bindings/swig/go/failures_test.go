@@ -262,6 +262,49 @@ func TestUseAfterClose(t *testing.T) {
 	}
 }
 
+// Copies of handles hold what they are of when the handles that they were copied from are collected.
+func TestCopiedHandles(t *testing.T) {
+	type trainer struct {
+		buffer    megadp.Buffer
+		optimizer megadp.Optimizer
+	}
+	comm := open(t)
+	made := func() trainer {
+		buffer, err := megadp.NewBuffer(comm, two, megadp.BufferOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		optimizer, err := megadp.NewOptimizer(buffer, megadp.OptimizerOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return trainer{*buffer, *optimizer}
+	}
+	copied := made()
+	for i := int64(1); i <= 3; i++ {
+		runtime.GC()
+		time.Sleep(10 * time.Millisecond) // finalizers have a goroutine of their own
+		made()
+		for _, err := range []error{megadp.Put(&copied.buffer, 1, b), megadp.Put(&copied.buffer, 0, w)} {
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		if report, err := copied.optimizer.Step(megadp.StepOptions{}); report.Step != i || err != nil {
+			t.Fatal(report, err)
+		}
+	}
+	view, err := copied.buffer.Param(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := *view
+	view.Close()
+	if other.Close(); other.Bytes() != nil {
+		t.Error("a copy of a closed view lends something")
+	}
+}
+
 // Objects that nobody closes are collected while others work.
 func TestCollected(t *testing.T) {
 	for round := 0; round < 20; round++ {

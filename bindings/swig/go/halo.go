@@ -41,7 +41,7 @@ type HaloOptions struct {
 // Halo exchanges arrays that are cut over a grid of ranks. Padded arrays have part and halo, flat, dense and row-major. Its exchanges are collective,
 // but wait for neighbours alone. What nobody closes is freed some time after it has become unreachable.
 type Halo struct {
-	raw   shim.Halo
+	*owned[shim.Halo]
 	dtype shim.MegadpDType
 }
 
@@ -69,9 +69,7 @@ func NewHalo(comm *Comm, options HaloOptions) (*Halo, error) {
 	if options.DType == 0 {
 		dtype = shim.DType_F32
 	}
-	halo := &Halo{made, dtype}
-	runtime.SetFinalizer(halo, func(halo *Halo) { shim.DeleteHalo(halo.raw) })
-	return halo, nil
+	return &Halo{own(made, shim.DeleteHalo), dtype}, nil
 }
 
 // Exchange makes the halos of fields what their owners have: as many padded arrays as there are fields, one after another. Bytes stand for any type.

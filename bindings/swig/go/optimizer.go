@@ -116,7 +116,7 @@ type StepReport struct {
 
 // Optimizer is a Rule over this rank's shard.
 type Optimizer struct {
-	raw shim.Optimizer
+	*owned[shim.Optimizer]
 }
 
 func (o OptimizerOptions) raw() shim.OptimizerOptions {
@@ -164,9 +164,7 @@ func NewOptimizer(buffer *Buffer, options OptimizerOptions) (*Optimizer, error) 
 	if err != nil {
 		return nil, err
 	}
-	optimizer := &Optimizer{made}
-	runtime.SetFinalizer(optimizer, func(optimizer *Optimizer) { shim.DeleteOptimizer(optimizer.raw) })
-	return optimizer, nil
+	return &Optimizer{own(made, shim.DeleteOptimizer)}, nil
 }
 
 // SetParamGroup replaces a group's values from the next step on; alike on all ranks.

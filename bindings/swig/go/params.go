@@ -118,7 +118,7 @@ func (o GridOptions) raw() shim.GridOptions {
 
 // Grid is the world cut into tensor, context, expert, data and pipeline parallel groups.
 type Grid struct {
-	raw shim.Grid
+	*owned[shim.Grid]
 }
 
 // NewGrid is collective over the world, with equal options.
@@ -129,9 +129,7 @@ func NewGrid(world *Comm, options GridOptions) (*Grid, error) {
 	if err != nil {
 		return nil, err
 	}
-	grid := &Grid{made}
-	runtime.SetFinalizer(grid, func(grid *Grid) { shim.DeleteGrid(grid.raw) })
-	return grid, nil
+	return &Grid{own(made, shim.DeleteGrid)}, nil
 }
 
 // Index is this rank's place in the group that the axes span together.

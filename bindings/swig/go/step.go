@@ -2,25 +2,19 @@
 
 package megadp
 
-import (
-	"runtime"
-
-	"megadp/internal/shim"
-)
+import "megadp/internal/shim"
 
 // Step is a step under way whose update is the caller's: update every Piece that Next gives, then Finish. One that is never finished nor
 // closed is finished as failed by its optimizer's next collective call; the other ranks wait until then. For the communicator's goroutine.
 type Step struct {
-	raw shim.Step
+	*owned[shim.Step]
 }
 
 func newStep(raw shim.Step, err error) (*Step, error) {
 	if err != nil {
 		return nil, err
 	}
-	step := &Step{raw}
-	runtime.SetFinalizer(step, func(step *Step) { shim.DeleteStep(step.raw) })
-	return step, nil
+	return &Step{own(raw, shim.DeleteStep)}, nil
 }
 
 // BeginStep begins a step of RuleCaller: it syncs where Buffer.Sync was not called, and returns when the norm is known. The gradients are the

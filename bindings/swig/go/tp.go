@@ -66,7 +66,7 @@ func (o TpLinearOptions) raw() shim.TpLinearOptions {
 // dimension. Its calls are collective, in the order of the communicator's other collectives, and block. What nobody closes is freed some
 // time after it has become unreachable.
 type TpLinear struct {
-	raw shim.TpLinear
+	*owned[shim.TpLinear]
 }
 
 func newTpLinear(on any, options TpLinearOptions, create func(shim.TpLinearOptions, shim.Failure) shim.TpLinear) (*TpLinear, error) {
@@ -76,9 +76,7 @@ func newTpLinear(on any, options TpLinearOptions, create func(shim.TpLinearOptio
 	if err != nil {
 		return nil, err
 	}
-	layer := &TpLinear{made}
-	runtime.SetFinalizer(layer, func(layer *TpLinear) { shim.DeleteTpLinear(layer.raw) })
-	return layer, nil
+	return &TpLinear{own(made, shim.DeleteTpLinear)}, nil
 }
 
 // NewTpLinear makes a layer of arrays that are given to each call. Collective. ErrUnsupported where there is no library for products
@@ -126,7 +124,7 @@ func Forward[T Feature](layer *TpLinear, input, weight, bias, output []T) error 
 
 // TpSaved is a copy of an input, for one BackwardSaved.
 type TpSaved struct {
-	raw shim.TpSaved
+	*owned[shim.TpSaved]
 }
 
 // ForwardSaving is Forward that keeps a copy of the input.
@@ -141,9 +139,7 @@ func ForwardSaving[T Feature](layer *TpLinear, input, weight, bias, output []T) 
 	if err != nil {
 		return nil, err
 	}
-	saved := &TpSaved{made}
-	runtime.SetFinalizer(saved, func(saved *TpSaved) { shim.DeleteTpSaved(saved.raw) })
-	return saved, nil
+	return &TpSaved{own(made, shim.DeleteTpSaved)}, nil
 }
 
 // Close drops it, with the memory it holds.

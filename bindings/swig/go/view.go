@@ -12,6 +12,11 @@ import (
 // View is library memory of a parameter, a gradient, a piece of optimizer state or a checkpoint's tensor, flat and row-major. Its slices stay valid until Close,
 // whatever else has been closed or collected; Go's collector cannot see who still uses them, so a View that is not closed keeps its memory.
 type View struct {
+	*lent
+}
+
+// lent is what a View points to, and all copies of it do.
+type lent struct {
 	raw  shim.View
 	open bool
 }
@@ -20,7 +25,7 @@ func newView(raw shim.View, err error) (*View, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &View{raw, true}, nil
+	return &View{&lent{raw, true}}, nil
 }
 
 // DType is the type of the elements.

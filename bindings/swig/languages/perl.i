@@ -38,6 +38,9 @@ static int32_t megadp_interrupted(void*) {
 %}
 %perlcode %{
 sub _run_handlers { for (1, 2) { } } # between two turns
+# All classes have these. What Perl sees of an object is an address: a copy of it, in a file or another thread, would outlive what lies there.
+sub STORABLE_freeze { die "a " . ref($_[0]) . " is memory of this process: Storable can neither save nor clone it\n" }
+sub CLONE_SKIP { 1 }
 package megadp::Error;
 use overload '""' => sub { "$_[0]{name}: $_[0]{text}" }, fallback => 1;
 package megadp;

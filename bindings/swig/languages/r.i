@@ -225,6 +225,16 @@ megadp_list = function(values, name)
   as.numeric(values)
 }
 
+# In the place of SWIG's own, which asks each class for a method that is not there.
+megadp_define_print = function(where)
+{
+  for (each in sub(".__C__", "", ls(where, all.names = TRUE, pattern = "^\\.__C___p_(megadp|std)__"), fixed = TRUE)) {
+    setMethod("show", each, function(object) cat("<", sub(".*__", "", class(object)), " of megadp>\n", sep = ""), where = where)
+    setMethod("print", each, function(x, ...) show(x), where = where)
+  }
+}
+megadp_define_print(environment())
+
 # In the place of SWIG's own, which goes on with a name that is none.
 enumToInteger = function(name, type)
 {

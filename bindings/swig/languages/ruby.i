@@ -33,6 +33,28 @@ static void megadp_go_on_raising() {
   if (raised != 0) rb_jump_tag(raised);
 }
 
+// dup and clone of what has `copy` are its copy; Ruby's own would have nothing in it.
+static VALUE megadp_initialize_copy(VALUE self, VALUE from) {
+  if (self == from) return self;
+  VALUE made = rb_funcall(from, rb_intern("copy"), 0);
+  DATA_PTR(self) = DATA_PTR(made);
+  DATA_PTR(made) = NULL;
+  RB_GC_GUARD(made);
+  return self;
+}
+static void megadp_define_copies() {
+  for (size_t i = 0; i < swig_module.size; ++i) {
+    const swig_class* const known = static_cast<const swig_class*>(swig_types[i]->clientdata);
+    if (known == NULL || strncmp(swig_types[i]->name, "_p_megadp__", 11) != 0) continue;
+    if (rb_method_boundp(known->klass, rb_intern("copy"), 0)) {
+      rb_define_private_method(known->klass, "initialize_copy", VALUEFUNC(megadp_initialize_copy), 1);
+    } else {
+      rb_undef_method(known->klass, "dup");
+      rb_undef_method(known->klass, "clone");
+    }
+  }
+}
+
 static VALUE megadp_error_class = Qnil;
 
 static void megadp_raise(const megadp::Failure& failure) {

@@ -26,6 +26,31 @@
 }
 %enddef
 
+/* Another object with the same values: what a language's own ways to copy make (R, Ruby). */
+%define MEGADP_COPY(CLASS)
+%newobject megadp::CLASS::copy;
+%extend megadp::CLASS {
+  megadp::CLASS* copy() { return new megadp::CLASS(*$self); }
+}
+%enddef
+MEGADP_COPY(CommOptions)
+MEGADP_COPY(GridOptions)
+MEGADP_COPY(Counts)
+MEGADP_COPY(Param)
+MEGADP_COPY(Params)
+MEGADP_COPY(BufferOptions)
+MEGADP_COPY(ParamGroup)
+MEGADP_COPY(OptimizerOptions)
+MEGADP_COPY(Scaler)
+MEGADP_COPY(StepOptions)
+MEGADP_COPY(CheckpointOptions)
+MEGADP_COPY(TpLinearOptions)
+MEGADP_COPY(TpRegionOptions)
+MEGADP_COPY(TpEmbeddingOptions)
+MEGADP_COPY(TpCrossEntropyOptions)
+MEGADP_COPY(HaloOptions)
+MEGADP_COPY(ConvOptions)
+
 #if defined(SWIGLUA)
 %include "languages/lua.i"
 #elif defined(SWIGRUBY)

@@ -35,8 +35,9 @@ class Node(unittest.TestCase):
         ended = ranks.run_ranks(2, self.program("failures.mjs", ranks.ABI_JSON))
         arrays = [f"true an array must be a Float32Array or a Float64Array, not {kind}" for kind in ("Int32Array", "Uint8Array", "Array")]
         options = ["lr must be a number, not undefined", "there is no option learningRate; there are lr and weightDecay"]
+        numbers = [f"a parameter's number must be a whole number from 0, not {i}" for i in ("1.5", "-1", "1", "undefined")]
         self.assertEqual(sorted(ranks.check_ended(self, ended).splitlines()),
-                         sorted(2 * [*arrays, *options, "-1 -1 -1 false", "-1 1 -1 false", "-2 0 1 true"]))
+                         sorted(2 * [*arrays, *options, *numbers, "1,2,3,4", "-1 -1 -1 false", "-1 1 -1 false", "-2 0 1 true"]))
 
     @unittest.skipUnless(os.path.exists(ranks.DIGITS), "the digits are not there (scripts/setup_python writes them)")
     def test_training(self):

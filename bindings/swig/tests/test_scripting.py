@@ -170,6 +170,26 @@ puts "on, then anew"
     def command(self, folder):
         return ["ruby", "-I", folder, os.path.join(PROGRAMS, "smoke.rb")]
 
+    def test_copies(self):
+        """dup and clone of options are others with the same values; of handles they are refused."""
+        folder = self.built()
+        program = """
+first = Megadp::OptimizerOptions.new
+first.lr = 0.5
+twins = [first.dup, first.clone, Class.new(Megadp::OptimizerOptions).new.dup]
+twins.each { |twin| twin.lr = 0.25 }
+param = Megadp::Param.new("w").dup
+GC.start
+puts first.lr, twins.map(&:lr).sum, param.name
+comm = Megadp::Comm.create(Megadp::CommOptions.new)
+%i[dup clone].each do |name|
+  comm.public_send(name)
+rescue NoMethodError => e
+  puts e.name
+end"""
+        ended = ranks.run([*self.command(folder)[:-1], "-r", "megadp", "-e", program], env=ranks.environment())
+        self.assertEqual(ended.stdout, "0.5\n0.75\nw\ndup\nclone\n", ended.stderr)
+
 
 class Perl(Language, unittest.TestCase):
     name = "perl"
@@ -331,6 +351,10 @@ tryCatch(Comm_create(options), interrupt = function(condition) cat("interrupted\
     def test_objects(self):
         """A wrong object, or one of another process, is an error."""
         self.program("arguments.R", [1], "objects\n", "objects")
+
+    def test_copies(self):
+        """What is set of one name is not of another, and an object can be printed."""
+        self.program("arguments.R", [1], "copies\n", "copies")
 
     def test_lists(self):
         """What is no list of numbers is refused."""

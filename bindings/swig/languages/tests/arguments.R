@@ -96,6 +96,35 @@ parts$objects <- function(comm) {
           function() BufferOptions_no_overlap_set(BufferOptions(), NA))
 }
 
+# A name whose field is set has a copy, as everywhere in R; a field has one name.
+parts$copies <- function(comm) {
+  base <- OptimizerOptions()
+  base$lr <- 1
+  low <- base
+  low$lr <- 0.5
+  (function(options) options[["lr"]] <- 99)(base)
+  steps <- StepOptions()
+  rates <- lapply(1:3, function(rate) {
+    steps$lr <- rate
+    steps
+  })
+  held <- list(options = base)
+  held$options$lr <- 3
+  twin <- base$copy()
+  OptimizerOptions_lr_set(twin, 4)
+  stopifnot(base$lr == 1, low$lr == 0.5, held$options$lr == 3, twin$lr == 4, steps$lr == 0, sapply(rates, function(each) each$lr) == 1:3)
+  base$add_state("sum")
+  with_state <- base
+  with_state$rule <- "CALLER"
+  stopifnot(base$rule == "ADAMW", with_state$lr == 1)
+  refused("l is no field of OptimizerOptions", function() base$l <- 0.7)
+  refused("l is no field of OptimizerOptions", function() base$l)
+  printed <- capture.output(print(base), base, print(comm), print(list(base)))
+  stopifnot(identical(printed[c(1, 3)], c("<OptimizerOptions of megadp>", "<Comm of megadp>")), printed[2] == printed[1])
+  stats <- made(comm, 3)$buffer$stats()
+  stopifnot(inherits(try(stats$bytes <- 1, silent = TRUE), "try-error"))
+}
+
 # Lists are row by row, and of numbers.
 parts$lists <- function(comm) {
   buffer <- made(comm, c(2, 3))$buffer

@@ -2,6 +2,8 @@
 # What test_scripting.py runs: what is no list of numbers is refused by a sentence that names it, and nothing is left behind.
 use strict;
 use warnings;
+use Config;
+use Storable;
 use megadp;
 
 sub refused {
@@ -29,6 +31,24 @@ refused("values of Buffer_write: element 1 is no number", sub { $buffer->write(0
 refused("counts of Comm_all_gather_v must be", sub { $comm->all_gather_v([1], undef) });
 $buffer->write(0, [split /,/, "4,5,6.5"]);
 die "read other numbers" unless "@{$buffer->read(0)}" eq "4 5 6.5";
+
+# Storable and threads, which copy what Perl sees, do not get at objects; `copy` is another one.
+my $options = megadp::OptimizerOptions->new;
+$options->{lr} = 0.5;
+for my $object ($options, $param, $buffer, $comm) {
+    my $class = ref $object;
+    refused("a $class is memory of this process", sub { Storable::dclone({ object => $object }) });
+    refused("a $class is memory of this process", sub { Storable::freeze([$object]) });
+    die "a thread would have a $class" unless $class->CLONE_SKIP;
+}
+my $twin = $options->copy;
+$twin->{lr} = 9;
+die "copied by name" unless $options->{lr} == 0.5 && $twin->{lr} == 9;
+if ($Config::Config{useithreads}) {
+    require threads;
+    my $seen = threads->create(sub { eval { $options->{lr} = 9; 1 } ? "an object" : "none" })->join;
+    die "a thread has $seen, and lr is $options->{lr}" unless $seen eq "none" && $options->{lr} == 0.5;
+}
 
 my @long = map { $_ + 0.5 } 1 .. 100000;
 my @bad = (@long, "x");

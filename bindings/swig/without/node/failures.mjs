@@ -29,6 +29,21 @@ const training = new Training({w: [3, 4], b: [4]}, {lr: 0.1, weightDecay: 0});
 for (const array of [Int32Array.of(1, 2, 3, 4), new Uint8Array(4), [1, 2, 3, 4]]) {
   console.log(refused(() => training.write(1, array)) === refused(() => training.read(1, array)), refused(() => training.put(1, array)));
 }
+for (const i of [1.5, -1, '1', undefined]) console.log(refused(() => training.write(i, new Float32Array(4))));
+class Long extends Float32Array {
+  get length() { return 4; }
+}
+try {
+  training.write(1, new Long(2)); // of its two elements nothing but them is read
+  throw new Error('no failure');
+} catch (error) {
+  if (!(error instanceof MegaDPError)) throw error;
+}
+const wide = Object.setPrototypeOf(Float64Array.of(1, 2, 3, 4), Float32Array.prototype);
+training.write(1, wide);
+training.read(1, wide);
+console.log(wide.join());
+training.write(1, new Float32Array(4));
 training.put(1, new Float32Array(4));
 if (training.rank === 0) training.put(0, new Float32Array(12));
 for (const call of [() => training.sync(), async () => training.put(7, new Float32Array(1)),

@@ -81,15 +81,27 @@ function made(call, ...args) {
   return out[0];
 }
 
+// What an array is and has by itself, whatever its class or prototype says.
+const itself = (name) => Object.getOwnPropertyDescriptor(Object.getPrototypeOf(Float32Array.prototype), name).get;
+const kindOf = itself(Symbol.toStringTag), lengthOf = itself('length');
+
 /** A tensor over a Float32Array or Float64Array, which must stay untouched until the call has returned. It never claims more elements than
  * the array has: where they do not fit the parameter, the library says so. */
 function tensor(array, wanted) {
-  if (!(array instanceof Float32Array || array instanceof Float64Array)) {
+  const kind = kindOf.call(array);
+  if (kind !== 'Float32Array' && kind !== 'Float64Array') {
     throw new TypeError(`an array must be a Float32Array or a Float64Array, not ${array?.constructor?.name ?? array}`);
   }
-  const shape = wanted?.reduce((product, size) => product * size, 1) === array.length ? wanted : [array.length];
-  return {struct_size: koffi.sizeof('mdp_tensor'), dtype: array instanceof Float64Array ? dtype.F64 : dtype.F32, device_type: 0,
+  const length = lengthOf.call(array);
+  const shape = wanted?.reduce((product, size) => product * size, 1) === length ? wanted : [length];
+  return {struct_size: koffi.sizeof('mdp_tensor'), dtype: kind === 'Float64Array' ? dtype.F64 : dtype.F32, device_type: 0,
     device_id: 0, ndim: shape.length, reserved: 0, data: array, shape, strides: null};
+}
+
+/** koffi would cut a fraction off. */
+function index(i) {
+  if (!Number.isSafeInteger(i) || i < 0) throw new TypeError(`a parameter's number must be a whole number from 0, not ${i}`);
+  return i;
 }
 
 /** Waits in slices, so that timers, signals and other promises get their turn. */
@@ -123,11 +135,11 @@ export class Training {
   }
 
   /** Copies parameter i out of the library's memory, after the last step. */
-  read(i, to) { c.paramRead(this.buffer, i, tensor(to, this.shapes[i]), null); }
+  read(i, to) { c.paramRead(this.buffer, index(i), tensor(to, this.shapes[i]), null); }
   /** Gives parameter i new values, alike on all ranks. */
-  write(i, from) { c.paramWrite(this.buffer, i, tensor(from, this.shapes[i]), null); }
+  write(i, from) { c.paramWrite(this.buffer, index(i), tensor(from, this.shapes[i]), null); }
   /** The gradient of parameter i; leaves at once when its bucket is full. */
-  put(i, grad) { c.gradPut(this.buffer, i, tensor(grad, this.shapes[i]), 0, null); }
+  put(i, grad) { c.gradPut(this.buffer, index(i), tensor(grad, this.shapes[i]), 0, null); }
   /** Ends backward, as step() would, but without holding up what else runs on Node's thread. */
   async sync() { await finished(made(c.gradSync, this.buffer, null)); }
   /** Updates the parameters; they are gathered while the next forward begins. */
