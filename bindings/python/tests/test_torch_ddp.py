@@ -11,9 +11,10 @@ import support
 HERE = os.path.dirname(os.path.abspath(__file__))
 CASES = ("clip_grad_norm", "clip_grad_value", "clip_half_width", "norm_for_a_log", "grad_scaler", "zero_2", "instances",
          "changed_gradients", "batch_norm", "buffers_unlike", "sync_batch_norm", "frozen", "frozen_for_a_while", "accumulation", "ends_earlier",
-         "thrown_away", "own_optimizer", "words")
-GRADS_CASES = ("norms_of_other_kinds", "norms_beside_other_tensors", "two_models", "assigned_data", "default_types")
-STATE_CASES = ("resumed", "torch_and_back", "consolidated", "distributed_checkpoint")
+         "thrown_away", "own_optimizer", "words", "asked_of_the_wrapper")
+GRADS_CASES = ("norms_of_other_kinds", "norms_beside_other_tensors", "two_models", "assigned_data", "default_types",
+               "values_beside_the_step")
+STATE_CASES = ("resumed", "torch_and_back", "consolidated", "saved_by_trainers", "distributed_checkpoint")
 RULE_CASES = ("rules", "schedules", "states", "lion", "several", "several_saved", "scaler", "scaler_clipped_infinity", "scaler_of_several",
               "scaler_state", "scaler_refused")
 

@@ -554,6 +554,24 @@ def case_words():
     refused("register_comm_hook", model.register_comm_hook)
 
 
+def case_asked_of_the_wrapper():
+    """Who asks a wrapper for what the module has is told where it is; the Trainer of transformers, which would go on with other losses, by a warning."""
+    module = fresh()
+    module.loss_type, module.enable = "ForCausalLM", lambda: None
+    model = megadp.torch.DataParallel(module)
+    for name, said in (("enable", "model.module.enable"), ("last", "model.module.last"), ("loss_typ", "object has no attribute 'loss_typ'")):
+        try:
+            raise AssertionError(getattr(model, name))
+        except AttributeError as error:
+            assert said in str(error), error
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        assert getattr(model, "loss_type", None) is None and not hasattr(model, "_no_such")
+        assert [each.filename for each in seen] == [__file__] and "Trainer(model=model.module" in str(seen[0].message), seen
+        module.loss_type = None
+        assert not hasattr(model, "loss_type") and len(seen) == 1
+
+
 def main(cases, module):
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

@@ -165,5 +165,24 @@ def case_default_types():
             torch.testing.assert_close(found, expected, rtol=1e-6, atol=0, check_dtype=False, msg=lambda text: f"{said}: {text}")
 
 
+def case_values_beside_the_step():
+    """How much weights matter (AdaLoRA's |weight * gradient|), before the step and after it: as torch has it with zero_0, refused otherwise."""
+    x, found = batches(1)[0], []
+    for make, options in ((theirs, {}), (ours, dict(sharding="zero_0")), (ours, {})):
+        model, optimizer = make(**options)
+        p = model.module.side.weight
+        matter = lambda p=p: (p * p.grad).abs().detach()
+        mse_loss(model(x), x).backward()
+        if make is ours and not options:
+            refused("STATE|'side.weight'|values need sharding='zero_0'", matter)
+            optimizer.step()
+            refused("STATE|'side.weight'|after the step|norms between backward and step|values|need sharding='zero_0'", matter)
+            continue
+        before = matter()
+        optimizer.step()
+        found.append((before, matter()))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-7)
+
+
 if __name__ == "__main__":
     main(sys.argv[1:], globals())

@@ -76,6 +76,10 @@ def case_resumed():
     refused("parameter groups of [5]", lambda: optimizer.load_state_dict(small))
 
 
+def same_state(a, b):
+    torch.testing.assert_close(a["state"], b["state"], rtol=0, atol=0)
+
+
 def same(a, b):
     torch.testing.assert_close([a["model"], a["optimizer"]["state"]], [b["model"], b["optimizer"]["state"]], rtol=0, atol=0)
     assert a["optimizer"]["param_groups"] == b["optimizer"]["param_groups"], (a["optimizer"]["param_groups"], b["optimizer"]["param_groups"])
@@ -132,20 +136,32 @@ def case_torch_and_back():
 
 
 def case_consolidated():
-    """As ZeroRedundancyOptimizer has it: one rank has all of it. And who calls state_dict on one rank is told what to do."""
+    """As ZeroRedundancyOptimizer has it: one rank has all of it. Or all have, for trainers that do not say which, and save on each. And who calls state_dict on one rank is told what to do."""
     data, rank = batches(2), dist.get_rank()
     model, optimizer = ours()
     train(model, optimizer, lambda _, loss: (loss.backward(), optimizer.step()), data)
     whole = optimizer.state_dict()
     optimizer.consolidate_state_dict(to=1)
     if rank == 1:
-        torch.testing.assert_close(optimizer.state_dict()["state"], whole["state"], rtol=0, atol=0)
+        same_state(optimizer.state_dict(), whole)
     else:
         refused("STATE|rank 0|consolidate_state_dict(to=1)", optimizer.state_dict)
+    optimizer.consolidate_state_dict()
+    if rank == 0:  # and so each rank by itself
+        same_state(optimizer.state_dict(), whole)
+    dist.barrier()
+    if rank == 1:
+        same_state(optimizer.state_dict(), whole)
     optimizer.step()  # without a gradient: nothing but the end of what was collected
     optimizer.state_dict()
     for to in (2, -1, "all"):
         refused(f"to is {to!r}", optimizer.consolidate_state_dict, to)
+    model, optimizer = ours(sharding="zero_0")
+    train(model, optimizer, lambda _, loss: (loss.backward(), optimizer.step()), data)
+    optimizer.consolidate_state_dict(to=1)
+    if rank == 0:
+        assert len(optimizer.state_dict()["state"]) == len(whole["state"])
+    dist.barrier()
     model = megadp.torch.DataParallel(fresh(), megadp.Comm(timeout=3), sharding="zero_1")
     optimizer = megadp.torch.ShardedAdamW(model)
     mse_loss(model(data[0]), data[0]).backward()
@@ -161,6 +177,27 @@ def case_consolidated():
 
         refused("rank", go_on)
     dist.barrier()
+
+
+def case_saved_by_trainers():
+    """Lightning's Trainer and Fabric collect without saying where, and each rank, which they take for the only one, saves: whole files, also where
+    ranks save at one path. What goes on from one goes on with the same bits."""
+    step, data = lambda _, loss: (loss.backward(), optimizer.step()), batches(6)
+    for sharding in ("zero_0", "zero_1", "zero_2"):
+        model, optimizer = ours(fresh(), sharding=sharding)
+        train(model, optimizer, step, data[:3])
+        optimizer.consolidate_state_dict()
+        middle = saved(model, optimizer)
+        dist.all_gather_object(everybodys := [None, None], middle)
+        same(*everybodys)
+        assert len(middle["optimizer"]["state"]) == 6, sorted(middle["optimizer"]["state"])
+        train(model, optimizer, step, data[3:])
+        wanted = saved(model, optimizer)
+        model, optimizer = ours(Net(), lr=1, sharding=sharding)
+        model.load_state_dict(everybodys[1]["model"])
+        optimizer.load_state_dict(everybodys[1]["optimizer"])
+        train(model, optimizer, step, data[3:])
+        same(saved(model, optimizer), wanted)
 
 
 def case_distributed_checkpoint():

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What scripts written for torch.nn.parallel.DistributedDataParallel say, and what becomes of it here."""
 import os
+import warnings
 from typing import Any, Dict, Iterable, List, Mapping, NoReturn, Optional, Sequence, Tuple
 
 import torch
@@ -146,6 +147,19 @@ def explained_forward(error: MegaDPError) -> MegaDPError:
                        "rank its own. Where module buffers get other shapes or types they do on all ranks")
         error.args = (error.args[0], error.text, *error.args[2:])
     return error
+
+
+def no_attribute(kind: str, name: str, module: Any) -> AttributeError:
+    """Of a DataParallel that lacks what is asked for, which the module that it wraps may have."""
+    text = f"'{kind}' object has no attribute '{name}'"
+    if module is None or name.startswith("_") or not hasattr(module, name):
+        return AttributeError(text)
+    if name == "loss_type" and module.loss_type is not None:  # nobody but that Trainer asks, and goes on without
+        warnings.warn("loss_type of the wrapped module was asked of DataParallel, as transformers.Trainer does, which does not look into a wrapper: "
+                      "losses of causal language models, and their gradients, are then divided by too many tokens. Give the Trainer the module "
+                      "itself: Trainer(model=model.module, optimizers=(optimizer, scheduler))", stacklevel=4)
+    return AttributeError(f"{text}; the module that it wraps has: model.module.{name}. A trainer that asks for it wants model.module as its model, beside "
+                          "the sharded optimizer")
 
 
 class Unwrapped(torch.nn.Module):

@@ -108,7 +108,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         form = Form(self._torch_name(), self._arrays, self._arrays_of, self._counts, not storage.get("no_master", False),
                     self._as_torch)
         self._sharded = ShardedState(model, self._native, {i: p for i, p in model.trained.items() if id(p) in mine}, form)
-        self._collected: Optional[Tuple[int, Any]] = None  # by consolidate_state_dict: the rank that has it, and there what it has
+        self._collected: Optional[Tuple[Optional[int], Any]] = None  # by consolidate_state_dict: the rank that has it (None: all), and what is there
 
     def _check_offers(self, group: Dict[str, Any], what: str) -> None:
         for name, offered in self._offers.items():
@@ -233,9 +233,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
             state = self._collect(None)
         else:
             rank, state = self._collected
+            if state is None and self.model.gradients.whole:  # each rank keeps all, so this waits for no other
+                state = self._collect(None)
             if state is None:
                 raise MegaDPError(Status.STATE, f"state_dict() on rank {self.model._comm.rank}: consolidate_state_dict(to={rank}) has "
-                                  f"collected the state on rank {rank}; call it there, or on all ranks without consolidate_state_dict()")
+                                  f"collected the state on rank {rank}; call it there, or have it on all ranks by consolidate_state_dict() "
+                                  "without to, or without calling that")
         self._shown = state
         try:
             found: Dict[str, Any] = super().state_dict()
@@ -249,11 +252,13 @@ class ShardedOptimizer(torch.optim.Optimizer):
         index, size = where.coords("tp") if isinstance(where, Grid) else (0, 1)
         return (index, size) if any(placement_of(p) == "sharded" for p in self._sharded.params.values()) and size > 1 else None
 
-    def consolidate_state_dict(self, to: int = 0) -> None:
-        """Collects on rank `to` alone, which has memory for it; until the next step state_dict() is local there, and an error elsewhere. As of
-        torch.distributed.optim.ZeroRedundancyOptimizer. Collective; blocking. Raises MegaDPError: INVALID, those of a lost communicator."""
-        if not (isinstance(to, int) and 0 <= to < self.model._comm.size):
-            raise invalid(f"to is {to!r}; it must be a rank, from 0 to {self.model._comm.size - 1}")
+    def consolidate_state_dict(self, to: Optional[int] = None) -> None:
+        """Collects the state; until the next step state_dict() is local. to: on this rank alone, which has memory for it, and state_dict()
+        elsewhere is an error (with sharding="zero_0" it is local everywhere). None: on all ranks. As of
+        torch.distributed.optim.ZeroRedundancyOptimizer, whose None is rank 0: trainers call it without to, and where they know nothing of the
+        other ranks, each takes itself for the first and saves. Collective; blocking. Raises MegaDPError: INVALID, those of a lost communicator."""
+        if to is not None and not (isinstance(to, int) and 0 <= to < self.model._comm.size):
+            raise invalid(f"to is {to!r}; it must be a rank, from 0 to {self.model._comm.size - 1}, or None for all of them")
         self._collected = None
         self._collected = (to, self._collect(to))
 

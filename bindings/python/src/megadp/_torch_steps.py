@@ -428,7 +428,7 @@ class Gradients:
                                                    "throws gradients away"), param=number)
         if self.phase == USED and not self._clean[number] and not self.whole:
             raise MegaDPError(Status.STATE, f"{what} reads the gradient of {name!r} after the step has used it up: " +
-                              instead(what, "read norms between backward and step"), param=number)
+                              instead(what, "read norms between backward and step; values, then and after it, need sharding='zero_0'"), param=number)
         if not self.local():
             if not self.whole:
                 raise refuse_values(name, what)

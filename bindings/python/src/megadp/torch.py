@@ -177,6 +177,13 @@ class DataParallel(torch.nn.Module):
         self._buffers_due = False  # a forward with gradients has been since they were alike
         self._forwarded = False    # in this step
 
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            module = self.__dict__.get("_modules", {}).get("module")
+        raise ddp.no_attribute(type(self).__name__, name, module)
+
     @property
     def require_backward_grad_sync(self) -> bool:
         return not self.gradients.in_no_sync
