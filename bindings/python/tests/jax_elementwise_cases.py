@@ -184,7 +184,24 @@ def by_leaf(moves):
     return Transformation(lambda params: (), update)
 
 
+def at_rank(by):
+    """Of a rank's own rate, which is another one from step 700 on at rank 0, and a bit later at others."""
+    def update(grads, count, params):
+        rate = jnp.where(count < 700 + 100 * comm.rank, 0.02, 0.01) if by is None else 0.02 + by * comm.rank
+        return jax.tree.map(lambda g: -rate * g, grads), count + 1
+
+    return Transformation(lambda params: jnp.zeros((), jnp.int32), update)
+
+
+def unlike(**options):
+    """Ranks that have other numbers mixed parts of a parameter, without a word."""
+    for by, says in ((0.01, "in step 2 "), (None, "in step 725 ")):
+        refused(f"INVALID|not alike on all ranks|{says}|on rank 0|on rank 1", lambda by=by: ours(at_rank(by), **options))
+    ours(at_rank(1e-7), **options)  # as machines round
+
+
 def case_refused():
+    unlike()
     refused("it must have init and update", lambda: ours("adam"))
     refused(f"its update is not the same|{SAYS_WHOLE}", lambda: ours(whole_norm()))
     refused("it keeps ['kept']|only counts of steps", lambda: ours(keeps(jnp.zeros(()))))
@@ -314,7 +331,7 @@ def case_optax_refused():
             (f"scale_by_muon|orthogonalizes whole matrices|{SAYS_WHOLE}", optax.contrib.muon(1e-3)),
             ("adaptive_grad_clip", optax.chain(optax.adaptive_grad_clip(0.1), optax.sgd(1e-3))),
             ("clip_by_block_rms", optax.adafactor(1e-3)),
-            (f"cannot be taken on pieces|{SAYS_AVERAGING}", optax.noisy_sgd(1e-3)),
+            (f"cannot be taken on pieces|a random key|{SAYS_AVERAGING}", optax.noisy_sgd(1e-3)),
             (f"'value'|{SAYS_AVERAGING}", optax.polyak_sgd()),
             (f"it keeps .mini_step|{SAYS_AVERAGING}", optax.MultiSteps(optax.adam(1e-3), 2).gradient_transformation()),
             (f"learning_rate|{SAYS_WHOLE}", optax.inject_hyperparams(optax.adam)(optax.linear_schedule(0.1, 0.0, 9))),

@@ -13,6 +13,7 @@ import numpy as np
 
 import megadp
 import megadp.jax
+from megadp import _jax_failures
 
 comm = megadp.Comm(timeout=60)
 params = {"w": jnp.ones((2, 2)), "b": jnp.ones(2)}
@@ -218,13 +219,78 @@ def case_unlike():
     assert report.step == 2, report
 
 
+def case_traced():
+    """A call inside of jit ran once, as it was compiled: parameters were what they had been then for ever, and no step was taken, without a word."""
+    x = jnp.ones((2, 2))
+    training, averaging = megadp.jax.DataParallel(comm, params, rule="sgd", lr=0.5), megadp.jax.Averaging(comm, params)
+    refused_traced(training, averaging, x)
+    known, _jax_failures._trace_state = _jax_failures._trace_state, None  # as with an older JAX
+    refused_traced(training, averaging, x)
+    training.read()
+    _jax_failures._trace_state = known
+    before = training.buffer.stats().syncs
+    # What is not compiled is taken, with values; track() belongs into both.
+    jax.grad(lambda y: (y * training.read()["w"]).sum())(x)
+    jax.vmap(lambda y: y * training.read()["w"])(x)
+    with jax.disable_jit():
+        jax.jit(lambda y: y * training.read()["w"])(x)
+    jax.jit(jax.grad(lambda p: sum(leaf.sum() for leaf in jax.tree.leaves(training.track(p)))))(training.read())
+    assert training.step().step == 1 and training.buffer.stats().syncs == before + 1
+    np.testing.assert_array_equal(training.read()["w"], 0.5)
+    jax.tree.map(lambda leaf: np.testing.assert_array_equal(leaf, 1), averaging.average(params))
+
+
+def refused_traced(training, averaging, x):
+    for call in (training.read, training.step, training.sync, training.use_order, lambda: training.put(params), averaging.average,
+                 lambda: training.begin_microbatch(True), training.averaged, training.buffer.zero_grad, training.buffer.wait,
+                 lambda: megadp.jax.save_checkpoint("nowhere", training), lambda: megadp.jax.load_checkpoint("nowhere", training)):
+        for trace in (lambda f: jax.jit(f)(x), lambda f: jax.lax.scan(lambda carry, y: (carry, f(y)), 0.0, x), lambda f: jax.eval_shape(f, x),
+                      lambda f: jax.grad(lambda y: jax.jit(f)(y).sum())(x), lambda f: jax.pmap(f)(x[None])):
+            try:
+                trace(lambda y: (call(), y)[1])
+                raise AssertionError("nothing was said")
+            except megadp.MegaDPError as error:
+                assert error.code == megadp.Status.STATE and "only track() belongs there" in error.text, error
+
+
+def case_outside():
+    """track() outside of the function that is differentiated hands nothing over: where gradients may be missing nothing was trained, without a
+    word."""
+    grad = jax.grad(lambda p: sum(leaf.sum() for leaf in jax.tree.leaves(p)))
+    training = megadp.jax.DataParallel(comm, params)
+    grad(training.track(params))
+    try:
+        training.step()
+        raise AssertionError("nothing was said")
+    except megadp.MegaDPError as error:
+        assert "never became ready" in error.text and "track() is called in the function that is differentiated" in error.text, error
+    for missing in ("zero", "skip"):
+        for kind, end in ((megadp.jax.DataParallel, "step"), (megadp.jax.Averaging, "average")):
+            training = kind(comm, params, missing=missing)
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                for _ in range(3):
+                    grad(training.track(params))
+                    getattr(training, end)()
+            assert len(told) == 1 and "without any gradient of this rank's" in str(told[0].message), list(map(str, told))
+            assert told[0].filename == __file__, told[0]
+    training = megadp.jax.DataParallel(comm, params, missing="zero")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        training.step()  # a rank without a batch
+        sum_of(training)(training.read())
+        training.step()
+        training.track(params)
+        training.step()
+
+
 def case_put():
     """What cannot be put is named, and nothing has been put then."""
     averaging = megadp.jax.Averaging(comm, params)
     ones = jax.tree.map(jnp.ones_like, params)
     donated = jnp.ones(2)
     donated.delete()
-    for leaf, word in ((jnp.ones(2, jnp.int32), "has dtype int32; it must be float32"), (np.ones(2, ">f4"), "in this machine's byte order"),
+    for leaf, word in ((None, "is None; it must be an array"), (jnp.ones(2, jnp.int32), "has dtype int32; it must be float32"), (np.ones(2, ">f4"), "in this machine's byte order"),
                        (jnp.ones(2, bool), "has dtype bool"), (donated, "has been deleted")):
         for give in (averaging.put, averaging.average):
             try:

@@ -13,7 +13,7 @@ import numpy as np
 
 import megadp
 import megadp.jax
-from jax_elementwise_cases import STEPS, Transformation, comm, data, grad_of, loss_of, ours, refused, start, train, whole_norm
+from jax_elementwise_cases import STEPS, Transformation, comm, data, grad_of, loss_of, ours, refused, start, train, unlike, whole_norm
 
 CLOSE = 1e-6
 
@@ -130,6 +130,8 @@ def keeps(what):
 def case_refused():
     """What goes by several parameters, and what cannot be kept."""
     whole = dict(sharding="whole")
+    unlike(**whole)
+    refused("the same gradient moves an element", lambda: ours(by_hand(0.02 + 0.01 * comm.rank), **whole))
     refused("they are not what they are where each is updated by itself|max_grad_norm", lambda: ours(norm_of_all(), **whole))
     refused("it keeps ['kept'] ((3,), int32)|float32, bfloat16", lambda: ours(keeps(jnp.zeros(3, jnp.int32)), **whole))
     ours(keeps(jnp.zeros(3)), **whole)
@@ -146,6 +148,8 @@ def case_optax_refused():
     for text, transformation in (
             ("clip_by_global_norm|max_grad_norm", optax.chain(optax.clip_by_global_norm(1.0), optax.lamb(1e-3))),
             ("normalize_by_update_norm|max_grad_norm", optax.chain(optax.normalize_by_update_norm(), optax.sgd(1e-3))),
+            ("it keeps|rng_key, a random key", optax.noisy_sgd(1e-3)),
+            ("it keeps .step_count|a count that begins at 1", optax.contrib.schedule_free_sgd(1e-3)),
             ("apply_if_finite|loss_scale", optax.apply_if_finite(optax.lamb(1e-3), 3))):
         refused(text, lambda transformation=transformation: ours(transformation, sharding="whole"))
 

@@ -489,6 +489,13 @@ class Jax(unittest.TestCase):
     def test_a_step_that_ranks_are_told_differently(self):
         self.assertEqual(support.check_ended(self, support.run_ranks(2, [FAILURES, "unlike"])).split(), ["unlike"] * 2)
 
+    def test_calls_inside_of_jit(self):
+        """They ran as the function was compiled, once for ever."""
+        self.assertEqual(support.check_ended(self, support.run_ranks(1, [FAILURES, "traced"])), "traced\n")
+
+    def test_track_outside_of_the_differentiated_function(self):
+        self.assertEqual(support.check_ended(self, support.run_ranks(1, [FAILURES, "outside"])), "outside\n")
+
     def test_put_of_a_wrong_leaf(self):
         """Half a step stayed behind where the last leaf had another dtype, or was donated."""
         self.assertEqual(support.check_ended(self, support.run_ranks(2, [FAILURES, "put"])).split(), ["put"] * 2)

@@ -8,6 +8,7 @@ import numpy
 from ._checkpoint import CheckpointTensor, load_checkpoint as load_native, save_checkpoint as save_native
 from ._dtypes import DTYPES
 from ._errors import invalid
+from ._jax_failures import outside_of_jit
 from ._saved import VERSION, Together, find_checkpoint, pack, to_bytes, together, unpack, wait_for_last
 from ._waiting import Request
 
@@ -19,6 +20,7 @@ KIND = "megadp.jax"
 _KNOWN = tuple(dtype.name for dtype in DTYPES)  # others are stored as their bytes
 
 
+@outside_of_jit
 def save_checkpoint(directory: "Path", training: "DataParallel", *, state: Any = None, extra: Any = None, keep: int = 0,
                     wait: bool = True) -> Optional[Request]:
     """Saves a training in `directory`, under the next free number: parameters, the optimizer's state and values. On a Grid with tensor-parallel
@@ -44,6 +46,7 @@ def save_checkpoint(directory: "Path", training: "DataParallel", *, state: Any =
     return saving
 
 
+@outside_of_jit
 def load_checkpoint(directory: "Path", training: "DataParallel", *, state: Any = None, params_only: bool = False,
                     optional: Union[str, Sequence[str]] = ()) -> Tuple[Any, Any]:
     """Goes on from the newest checkpoint in `directory`, or the one that is `directory`, saved by save_checkpoint on any number of ranks,

@@ -40,6 +40,7 @@ class Elements:
     """The update of a gradient transformation, on pieces. Raises MegaDPError: INVALID, where that cannot be done."""
 
     param_states: Dict[str, Dict[Which, Keeps]] = {}
+    flat = True
 
     def __init__(self, transformation: Any, params: Any) -> None:
         self._transformation = transformation

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps that end on all ranks alike where one of them could not hand a gradient over in backward. The library's sync tells all ranks what has not
-come; of what was refused when it came a second time it does not know."""
+come; of what was refused when it came a second time it does not know. And calls that are refused while JAX traces a function."""
+import functools
 import itertools
 import threading
 import warnings
 import weakref
-from typing import Any, List, NoReturn, Optional, Tuple, Union
+from typing import Any, Callable, List, NoReturn, Optional, Tuple, TypeVar, Union, cast
 
+import jax
 import numpy
 
 from ._buffer import Buffer
@@ -14,11 +16,44 @@ from ._comm import Comm
 from ._errors import MegaDPError, Status, make_error
 from ._grid import Grid
 
+try:
+    from jax.extend import core as extended
+
+    _trace_state: Any = extended.get_opaque_trace_state
+except (ImportError, AttributeError):  # older JAX's
+    _trace_state = None
+
 _STALE = ("a function of jax.jit, once compiled, keeps the track() that it was traced with, also where it reads a variable that holds another "
           "DataParallel or Averaging by now: make the function anew with each one, or call jax.clear_caches()")
+_INSIDE = ("track() is called in the function that is differentiated, on its argument: jax.grad(lambda p: loss(training.track(p), x))(params); outside "
+           "of it, as in jax.grad(loss)(training.track(params), x), it hands nothing over")
 _TWICE = "has a gradient already"
 _newest: "weakref.WeakValueDictionary[int, Failures]" = weakref.WeakValueDictionary()  # by the thread that made it, which may be a rank
 _clock = itertools.count(1)
+Function = TypeVar("Function", bound=Callable[..., Any])
+_no_trace = None if _trace_state is None else _trace_state(convention="flax")
+
+
+def is_traced() -> bool:
+    """Whether what is called here is called for a function that is compiled, and not when that runs."""
+    if _trace_state is not None and _trace_state(convention="flax") == _no_trace:
+        return False
+    # jax.grad and jax.vmap outside of jit trace too, but with values: what goes by none of their arguments is computed then.
+    return isinstance(jax.lax.neg(numpy.float32(0)), jax.core.Tracer)
+
+
+def outside_of_jit(function: Function) -> Function:
+    """Refuses calls while JAX traces a function: parameters would be what they were then for ever, and a step be taken once."""
+    @functools.wraps(function)
+    def checked(*arguments: Any, **options: Any) -> Any:
+        if is_traced():
+            name = function.__name__
+            instead = "give what it returns to that function as an argument" if name == "read" else "call it before or after that function"
+            raise MegaDPError(Status.STATE, f"{name}() is called in a function that JAX traces (jit, scan, checkpoint ...), where it would run once, as "
+                              f"that is compiled, and not each time that it is called. Of the calls of a training only track() belongs there: {instead}")
+        return function(*arguments, **options)
+
+    return cast(Function, checked)
 
 
 def told_in_python(error: MegaDPError, name: str) -> MegaDPError:
@@ -45,16 +80,18 @@ def _worded(error: MegaDPError, text: str) -> MegaDPError:
 class Failures:
     """What puts of one buffer have raised, on this rank and on the others. Beginning with one is collective where `where` is a Grid."""
 
-    def __init__(self, buffer: Buffer, where: Union[Comm, Grid]) -> None:
+    def __init__(self, buffer: Buffer, where: Union[Comm, Grid], missing: str = "error") -> None:
         self.mine: Optional[BaseException] = None
         self.asked = False  # whether a call that takes gradients, or tells microbatches, has ever come
+        self.has_come = self.tracked = False  # whether a gradient has ever come, and track() was ever called
         self._warned = False
+        self._missing = missing
         self._buffer, self._where = buffer, where
         self._maker = threading.get_ident()
         self._begun = self._ended = 0  # by _clock: when a step's first gradient came, and when gradients were last synced
         self._made = next(_clock)
         _newest[self._maker] = self
-        self._world = where if isinstance(where, Comm) else where.comm("tp-cp-dp-pp")
+        self.world = where if isinstance(where, Comm) else where.comm("tp-cp-dp-pp")
         self._lock = threading.Lock()
         self._agreed: Tuple[str, int] = ("", 0)
         self._on: List[int] = []  # the ranks that have one, as was agreed
@@ -99,6 +136,13 @@ class Failures:
                       "step(), sync() or, of an Averaging, average(), one of which is to be called after each backward pass; what jax.grad and "
                       "jax.value_and_grad return is this rank's own, and no mean over the ranks", stacklevel=2)
 
+    def warn_of_none(self) -> None:
+        """At the end of a step for which this rank had no gradient, though it calls track(): where they may be missing nothing else tells."""
+        if self.has_come or not self.tracked or self._warned or self._missing == "error":
+            return
+        self._warned = True
+        warnings.warn(f"a step has ended without any gradient of this rank's, which missing={self._missing!r} allows. {_INSIDE}", stacklevel=4)
+
     def agree(self, when: str) -> None:
         """Ends the step on all ranks where one of them has a failure: what came before it would not be the sum that was meant. One exchange
         for each sync, so that who calls again what another thread's call made it leave goes on where it was. Collective; blocking.
@@ -106,9 +150,9 @@ class Failures:
         self._ended = next(_clock)
         number = (when, self._buffer.stats().syncs)
         if number != self._agreed:
-            failed = numpy.full(self._world.size, self.mine is not None, numpy.uint8)
-            if self._world.size > 1:
-                self._world.all_gather(failed[:1].copy(), failed)
+            failed = numpy.full(self.world.size, self.mine is not None, numpy.uint8)
+            if self.world.size > 1:
+                self.world.all_gather(failed[:1].copy(), failed)
             self._agreed, self._on = number, [int(rank) for rank in failed.nonzero()[0]]
         if not self._on:
             return
@@ -118,7 +162,7 @@ class Failures:
             if not _was_told(error):
                 raise
         self._buffer.begin_microbatch(True)
-        rank, self._on = self._world.world_rank(self._on[0]), []
+        rank, self._on = self.world.world_rank(self._on[0]), []
         self.raise_late()
         raise MegaDPError(Status.STATE, f"rank {rank} could not hand over a gradient in backward, as the error there says; the step has begun anew "
                           "on all ranks, without gradients", rank=rank)
@@ -130,7 +174,8 @@ class Failures:
             self._buffer.begin_microbatch(True)
             self.raise_late(error)
             if "never became ready" in error.text:
-                raise _worded(error, f"{error.text}. If the function that is differentiated uses all of params: {_STALE}") from None
+                inside = "" if self.has_come or not self.tracked else f"{_INSIDE}. "
+                raise _worded(error, f"{error.text}. {inside}If the function that is differentiated uses all of params: {_STALE}") from None
         raise error
 
     def raise_late(self, besides: Optional[MegaDPError] = None) -> None:

@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The update of a gradient transformation, as optax has them (init, update), of one array: what it keeps comes from the library, and goes
 back there."""
-from typing import Any, Callable, Dict, List, NamedTuple, NoReturn, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, NoReturn, Sequence, Set, Tuple
 
 import jax
 import numpy
 
+from ._comm import Comm
 from ._errors import invalid
 
 STEPS = 4  # that are tried out
 _MORE_STEPS = 200  # that are compared after them
 _TAKEN = (6, 7, 98, 100, 511, 1000, 4095, 10000, 99999)  # counts that are tried out besides, in no order with what may begin again at a step
+_COMPARED = sorted({round(2 ** (k / 4)) for k in range(81)})  # counts of steps at which ranks are compared: none is far from an end of a schedule
+_SHAPE, _WIDTH = (4, 4, 2, 2), 64  # of what is updated for that, and how many elements that is
 
 
 def check_tree(transformation: Any, tree: Any, flat: bool, refuse: Callable[[str], NoReturn]) -> None:
@@ -70,10 +73,18 @@ class Leaf(NamedTuple):
     value: Any
 
 
+def refuse_keys(state: Any, refuse: Callable[[str], NoReturn]) -> None:
+    """Random keys, which are no arrays that could be kept, and by which each parameter would have another noise than in the pytree."""
+    for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]:
+        if jax.numpy.issubdtype(getattr(leaf, "dtype", numpy.float32), jax.dtypes.prng_key):
+            refuse(f"it keeps {jax.tree_util.keystr(path)}, a random key ({leaf.dtype})")
+
+
 def read_state(first: Any, courses: Sequence[Sequence[Any]], refuse: Callable[[str], NoReturn],
                stored: Callable[[Any], bool]) -> Tuple[List[Leaf], Any, Tuple[str, ...]]:
     """The leaves of a state, its tree and the names of what is stored. courses: of each leaf its values before and after each of the steps,
     or the first alone of what is no number. stored: whether the library can keep such values."""
+    refuse_keys(first, refuse)
     named, tree = jax.tree_util.tree_flatten_with_path(first)
     found: List[Leaf] = []
     names: Dict[str, int] = {}
@@ -88,7 +99,8 @@ def read_state(first: Any, courses: Sequence[Sequence[Any]], refuse: Callable[[s
             names[name] = names.get(name, 0) + 1
             found.append(Leaf(name if names[name] == 1 else f"{name}.{names[name]}", False, value))
         else:
-            refuse(f"it keeps {jax.tree_util.keystr(path)} ({value.shape}, {value.dtype})")
+            begins = value.shape == () and [float(each) - float(value) for each in course] == list(range(STEPS + 1))
+            refuse(f"it keeps {jax.tree_util.keystr(path)} ({value.shape}, {value.dtype}{f', a count that begins at {value}' if begins else ''})")
     return found, tree, tuple(leaf.array for leaf in found if leaf.array)
 
 
@@ -151,3 +163,60 @@ class Update:
     def _counts(self, master: Any, grad: Any, *more: Any) -> List[Any]:
         _, state = self._step(master, grad, self._state(more))
         return [value for leaf, value in zip(self._leaves, jax.tree_util.tree_leaves(state)) if leaf.is_count]
+
+
+def moves(transformation: Any, ndims: Iterable[int]) -> Any:
+    """What small arrays of so many dimensions are moved by at each of _COMPARED, a row for each, from one state but for its counts: roundings
+    would add up over several steps. What fails moves by nan."""
+    random = numpy.random.default_rng(3)
+    found = []
+    for ndim in ndims:
+        shape = (*_SHAPE, *(ndim - len(_SHAPE)) * [1])[:ndim]
+        sizes = numpy.resize([1, 100, 0.01, 30, 0.1], shape)  # so that clips are seen
+        value, *grads = [jax.numpy.asarray(by * random.standard_normal(shape), numpy.float32) for by in (1, sizes, sizes)]
+        rows = numpy.full((len(_COMPARED), _WIDTH), numpy.nan)
+        try:
+            move = _mover(transformation, value, *grads)
+            for row, taken in zip(rows, _COMPARED):
+                row[:] = numpy.resize(move(taken), _WIDTH)
+        except Exception:  # of the program's, as of a table that has come to its end
+            pass
+        found.append(rows)
+    return numpy.concatenate(found)
+
+
+def _mover(transformation: Any, value: Any, first: Any, second: Any) -> Callable[[int], Any]:
+    """The second step's update, as if so many had been taken."""
+    begun = transformation.init(value)
+    _, state = transformation.update(first, begun, value)
+    leaves, tree = jax.tree_util.tree_flatten(jax.tree.map(jax.numpy.asarray, state))
+    counted = [leaf.shape == () and (float(was), float(leaf)) == (0, 1) for was, leaf in zip(jax.tree_util.tree_leaves(begun), leaves)]
+
+    def move(taken: Any) -> Any:
+        then = [jax.numpy.asarray(taken, leaf.dtype) if is_count else leaf for is_count, leaf in zip(counted, leaves)]
+        return transformation.update(second, jax.tree_util.tree_unflatten(tree, then), value)[0]
+
+    return jax.jit(move)
+
+
+def compare_moves(mine: Any, comm: Comm) -> None:
+    """With the first rank's. Other processors round pow and cos otherwise, which a bias correction makes most of in early steps, and now and then
+    an element by more, as where a state is bfloat16. Collective; blocking. Raises MegaDPError, on all ranks: INVALID."""
+    first = mine.copy()
+    comm.broadcast(first)
+    close = numpy.resize(1e-4 + 1e-3 / numpy.array(_COMPARED), (len(mine), 1))
+    with numpy.errstate(invalid="ignore"):
+        least = 1e-6 * numpy.abs(first[numpy.isfinite(first)]).max(initial=0)
+        alike = (mine == first) | (numpy.abs(mine - first) <= close * numpy.abs(first) + least) | (numpy.isnan(mine) & numpy.isnan(first))
+    apart = numpy.flatnonzero((~alike).sum(1) > _WIDTH // 16)
+    row = int(apart[0]) if apart.size else -1
+    column = int(numpy.flatnonzero(~alike[row])[0]) if apart.size else 0
+    every = numpy.empty((comm.size, 3))
+    comm.all_gather(numpy.array([row, column, mine[row, column]]), every)
+    rank = next((rank for rank in range(comm.size) if every[rank, 0] >= 0), None)
+    if rank is None:
+        return
+    row, column = map(int, every[rank, :2])
+    raise invalid(f"transformation is not alike on all ranks: in step {_COMPARED[row % len(_COMPARED)] + 1} the same gradient moves an element by "
+                  f"{first[row, column]:.6g} on rank {comm.world_rank(0)} and by {every[rank, 2]:.6g} on rank {comm.world_rank(rank)}. Give all ranks the "
+                  "same kind, numbers and schedules, which go by steps that all ranks have, not by this rank's share of the data")

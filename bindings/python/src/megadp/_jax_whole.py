@@ -9,7 +9,7 @@ import numpy
 from ._dtypes import DTYPES
 from ._errors import MegaDPError, invalid
 from ._jax_shapes import check_shapes
-from ._jax_update import STEPS, Update, check_tree, read_state
+from ._jax_update import STEPS, Update, check_tree, read_state, refuse_keys
 from ._pieces import Piece
 from ._whole import Keeps, arrange
 
@@ -32,6 +32,8 @@ def refuse_whole(why: str) -> NoReturn:
 
 class Whole:
     """The update of a gradient transformation, on whole parameters. Raises MegaDPError: INVALID, where that cannot be done."""
+
+    flat = False
 
     def __init__(self, transformation: Any, params: Any) -> None:
         shapes = [tuple(numpy.shape(leaf)) for leaf in jax.tree_util.tree_leaves(params)]
@@ -98,6 +100,7 @@ class Whole:
 
     def _walk(self, params: Any, grads: List[Any]) -> Any:
         state = self._transformation.init(params)
+        refuse_keys(state, refuse_whole)
         for grad in grads:
             updates, state = self._transformation.update(grad, state, params)
             params = jax.tree.map(jax.numpy.add, params, updates)

@@ -12,7 +12,7 @@ import jax
 import numpy
 from jax.experimental import io_callback
 
-from ._buffer import Buffer
+from . import _buffer
 from ._comm import Comm
 from ._dtypes import FLOATS, named, one_of
 from ._errors import MegaDPError, Status, invalid
@@ -20,11 +20,12 @@ from ._grid import Grid
 from ._jax_checkpoint import load_checkpoint, save_checkpoint
 from ._jax_cp import context_parallel_attention, context_parallel_part, context_parallel_positions
 from ._jax_elementwise import elements_of, make_optimizer, refuse_beside
-from ._jax_failures import Failures, told_in_python
+from ._jax_failures import Failures, outside_of_jit, told_in_python
 from ._jax_leaves import named_leaves
 from ._jax_spatial import HaloPad
 from ._jax_tp import (ParallelLinear, all_to_all_tensor_parallel, copy_to_tensor_parallel, gather_from_tensor_parallel,
                       reduce_from_tensor_parallel, reduce_scatter_to_tensor_parallel, scatter_to_tensor_parallel, vocab_parallel_cross_entropy, vocab_parallel_embedding)
+from ._jax_update import compare_moves, moves
 from ._optimizer import Optimizer, StepReport
 from ._optimizer_config import Rule
 from ._params import BufferOptions, Param, Placement
@@ -71,6 +72,8 @@ def _backward_over() -> None:
 def _check_grad(param: Param, leaf: Any) -> None:
     """What Buffer.put would refuse; it does not wait for values that are still being computed."""
     what = f"grad of parameter {param.name!r}"
+    if leaf is None:
+        raise invalid(f"{what} is None; it must be an array: jax.numpy.zeros({param.shape}), where the parameter has no part in the loss")
     if numpy.shape(leaf) != param.shape:
         raise invalid(f"{what} has shape {numpy.shape(leaf)}; the parameter has {param.shape}")
     dtype = leaf.dtype if hasattr(leaf, "dtype") else numpy.asarray(leaf).dtype
@@ -78,6 +81,16 @@ def _check_grad(param: Param, leaf: Any) -> None:
         raise invalid(f"{what} has dtype {dtype}; it {one_of(FLOATS)}, in this machine's byte order: .astype(numpy.float32), say")
     if getattr(leaf, "is_deleted", bool)() is True:
         raise invalid(f"{what} has been deleted: it was donated to a function (donate_argnums), or delete() was called")
+
+
+class Buffer(_buffer.Buffer):
+    """A training's, whose calls are refused inside of jit as the training's own are."""
+
+    begin_microbatch = outside_of_jit(_buffer.Buffer.begin_microbatch)
+    read = outside_of_jit(_buffer.Buffer.read)
+    sync = outside_of_jit(_buffer.Buffer.sync)
+    wait = outside_of_jit(_buffer.Buffer.wait)
+    zero_grad = outside_of_jit(_buffer.Buffer.zero_grad)
 
 
 def _placed(value: Union[Placement, Placed]) -> Dict[str, Any]:
@@ -98,7 +111,7 @@ class Gradients:
         self.buffer = Buffer(comm, [Param(name, tuple(value.shape), value.dtype, use_order=order, **where)
                                     for (name, value), order, where in zip(named, orders, placed)], **options)
         self._dtypes = [value.dtype for _, value in named]
-        self._failures = Failures(self.buffer, comm)
+        self._failures = Failures(self.buffer, comm, options.get("missing", "error"))
         self._identities = [_reporting(self._putting(i)) for i in range(len(named))]
 
     def _putting(self, number: int) -> Callable[[Any], None]:
@@ -116,16 +129,19 @@ class Gradients:
             self.buffer.put(number, numpy.asarray(grad))
         except MegaDPError as error:
             raise told_in_python(error, self.buffer.params[number].name) from None
+        self._failures.has_come = True
 
     def track(self, params: Any) -> Any:
         """The same pytree; in the backward pass each gradient goes to its bucket as soon as it is known. To be called once in the function
-        that is differentiated, inside or outside of jit, on what the rest of it uses. A parameter that is used several times is summed up
-        by JAX and leaves once; one that is not used has no gradient (missing="zero" or "skip" allow that). What jax.grad returns stays this
+        that is differentiated, inside or outside of jit (all other calls: outside), on what the rest of it uses. A parameter that is used several
+        times is summed up by JAX and leaves once; one that is not used has no gradient (missing="zero" or "skip" allow that). What jax.grad returns stays this
         rank's own gradient; step takes the mean over the ranks, and average returns it. A function of jax.jit, once compiled, keeps this
         track: with the next DataParallel or Averaging make it anew, or call jax.clear_caches()."""
+        self._failures.tracked = True
         leaves = self._tree.flatten_up_to(params)
         return self._tree.unflatten([identity(leaf) for identity, leaf in zip(self._identities, leaves)])
 
+    @outside_of_jit
     def put(self, grads: Any) -> None:
         """The plain path: puts a whole pytree of gradients, the last used first. Instead of track. Local.
         Raises MegaDPError: INVALID (a shape is not the parameter's, a dtype is none of a gradient's, an array was donated; nothing has been put
@@ -136,6 +152,7 @@ class Gradients:
         for number in self._last_first:
             self._put(number, leaves[number])
 
+    @outside_of_jit
     def begin_microbatch(self, last: bool) -> None:
         """Says whether the microbatch that begins is the last one of the step; waits for the gradients of the one before. What a put of them
         has raised is told at the end of the step, where all ranks are (sync). Local."""
@@ -148,6 +165,7 @@ class Gradients:
                 raise self._failures.mine from error
             raise
 
+    @outside_of_jit
     def sync(self) -> None:
         """Ends backward: waits for gradients that are still to be computed, then as Buffer.sync. Collective; blocking.
         Raises what a put in the backward pass raised, as where the function was differentiated twice, which is STATE on the other ranks; and
@@ -166,6 +184,7 @@ class Gradients:
                 self._failures.begin_anew(error)
         self._failures.agree("after the sync")
 
+    @outside_of_jit
     def use_order(self) -> List[int]:
         """In which order the last synced step's gradients came, as Buffer.use_order tells it: the option use_order of the next Averaging or
         DataParallel of the same pytree. Collective over the world; blocking."""
@@ -189,6 +208,7 @@ class Averaging(Gradients):
             raise invalid("scaling is 'tokens', by which a step divides; here there is none: divide the losses, or what average() returns")
         super().__init__(comm, params, use_order, options)
 
+    @outside_of_jit
     def average(self, grads: Any = None) -> Any:
         """The mean of all ranks' gradients, as a pytree of JAX arrays of their own; the step is over then. grads: this rank's, of the
         pytree's shape, handed over here, the last used first; full buckets are reduced meanwhile. None: track has handed them over. dtypes
@@ -206,6 +226,7 @@ class Averaging(Gradients):
                 self._failures.note(error)  # the other ranks are told at the sync
             dtypes = [jax.numpy.result_type(leaf) for leaf in self._tree.flatten_up_to(grads)]
         self.sync()
+        self._failures.warn_of_none()
         # Copies: the memory is the next step's.
         leaves = [numpy.array(self.buffer.grad(i, readonly=True).numpy(), dtype) for i, dtype in enumerate(dtypes)]
         self.buffer.begin_microbatch(True)
@@ -225,7 +246,9 @@ class DataParallel(Gradients):
     masters; its arrays, at most 4, are the optimizer's state. With sharding="whole" (or "zero_0") it may also go by all of a parameter (lamb,
     lars, adafactor, contrib.muon ...): its owner updates it in its shape, and keeps what is kept of it, at most 4 names besides. Without it
     such a one is refused by name, or by what a trial finds, as are masks and labels by sizes or shapes; what goes by several parameters at
-    once (clip_by_global_norm) always is: clip by max_grad_norm. On the host only. Collective; blocking.
+    once (clip_by_global_norm) always is: clip by max_grad_norm. It is compiled: a variable of Python's that a rate reads stays as it was at the first
+    steps, and jax.pure_callback reads it anew. Ranks whose updates differ, as by schedules of other lengths, are INVALID. On the host only.
+    Collective; blocking.
     Raises MegaDPError, as Buffer and Optimizer.
     """
 
@@ -247,10 +270,19 @@ class DataParallel(Gradients):
         self._saving: Optional[Request] = None  # the last checkpoint that was to be written meanwhile
         if self._elements is not None:
             self.optimizer = make_optimizer(self.buffer, comm, self._elements, max_grad_norm, average_decay)
+            self._compare(transformation, [1] if self._elements.flat else sorted({len(param.shape) for param in self.buffer.params}))
         else:
             self.optimizer = Optimizer(self.buffer, rule=rule or "adamw", lr=lr, betas=betas, eps=eps, weight_decay=weight_decay,
                                        momentum=momentum, max_grad_norm=max_grad_norm, average_decay=average_decay)
 
+    def _compare(self, transformation: Any, ndims: Sequence[int]) -> None:
+        """Ranks that update parts of one parameter by other rates would mix them without a word. Stages of a pipeline may differ."""
+        is_cut = isinstance(self._where, Grid) and self._where.coords("pp")[1] > 1
+        comm = self._comm if is_cut else self._failures.world
+        if comm.size > 1:
+            compare_moves(moves(transformation, ndims), comm)
+
+    @outside_of_jit
     def read(self) -> Any:
         """The parameters after the last step, as JAX arrays of their own. Waits for each while the next are still gathered. Local."""
         leaves = []
@@ -260,11 +292,13 @@ class DataParallel(Gradients):
         return self._tree.unflatten(leaves)
 
     @contextmanager
+    @outside_of_jit
     def averaged(self) -> Iterator[None]:
         """As Optimizer.averaged: in it read() gives the averages of the parameters. Collective at both ends; blocking."""
         with self.optimizer.averaged():
             yield
 
+    @outside_of_jit
     def step(self, lr: Optional[float] = None, loss_scale: Optional[float] = None, *,
              grad_divisor: Optional[float] = None, unchecked: bool = False) -> Optional[StepReport]:
         """sync, then a step of the optimizer; with loss_scale, or a scaler of optimizer, a gradient that is not finite makes all ranks skip it. Returns when
@@ -285,4 +319,5 @@ class DataParallel(Gradients):
         except MegaDPError as error:
             self._failures.begin_anew(error)
         self._failures.raise_late()
+        self._failures.warn_of_none()
         return report
