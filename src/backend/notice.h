@@ -9,20 +9,23 @@ namespace megadp {
 
 class Notice {
  public:
-  // fd: open as long as the notice is.
+  // fd: not blocking, and open as long as the notice is.
   explicit Notice(int fd) noexcept : fd_(fd) {}
 
   // The operation has ended. Once, by whoever did it; never blocks.
   void give() noexcept;
-  // The end was seen, or is of no interest any more. Any thread, as often as wanted; waits for the moment in which its one is written.
+  // The end was seen, or is of no interest any more. Any thread, as often as wanted; waits for a moment while its one is being written,
+  // which then is taken off by whoever is the later.
   void take() noexcept;
 
  private:
   enum class State {
     waiting,
+    giving,
     given,
     taken
   };
+  void take_off() noexcept;
   const int fd_;
   std::atomic<State> state_{State::waiting};
 };

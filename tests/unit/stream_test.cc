@@ -3,14 +3,18 @@
 #include "host/stream.h"
 
 #include <signal.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cfenv>
 #include <chrono>
 #include <new>
 #include <stdexcept>
+#include <string>
 #include <thread>
 
+#include "base/fd.h"
 #include "check.h"
 
 using namespace megadp;
@@ -286,9 +290,40 @@ void what_fails_on_the_callers_thread() {
   check_equal(told.times.load(), 1, "how often the failure was told");
 }
 
+// However giving and taking meet, an event loop finds a one for each that was given and not taken, and nobody waits for one that never
+// comes.
+void notices() {
+  const Fd fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK | EFD_SEMAPHORE));
+  const auto ones = [&fd] {  // takes them
+    int found = 0;
+    for (uint64_t one; read(fd.get(), &one, sizeof one) == static_cast<ssize_t>(sizeof one);) found += 1;
+    return found;
+  };
+  for (const char* const order : {"g", "gt", "tg", "gtt", "tgt", "ttg", "tgtt"}) {
+    Notice notice(fd.get());
+    for (const char* call = order; *call != 0; ++call) *call == 'g' ? notice.give() : notice.take();
+    check_equal(ones(), std::string(order) == "g" ? 1 : 0, order);
+  }
+  for (int round = 0; round < 300; ++round) {
+    Notice seen(fd.get()), unseen(fd.get());
+    unseen.give();
+    std::atomic<bool> go{false};
+    std::thread giver([&] {
+      while (!go) continue;
+      seen.give();
+    });
+    go = true;
+    seen.take();
+    giver.join();
+    seen.take();
+    check_equal(ones(), 1, "what is left of two, of which one was taken");
+  }
+}
+
 }  // namespace
 
 int main() {
+  notices();
   what_is_waited_for_at_once();
   what_fails_on_the_callers_thread();
   the_first_failure_is_told_once();
