@@ -62,6 +62,7 @@ class Server {
 
   // The name or port may still be held by an earlier rendezvous of the same job, or by another job's hub that is just leaving.
   Status listen() {
+    const uint64_t asks_ns = now_ns() + kLatecomersNs;  // who has failed has left by then
     for (;;) {
       const bool given = request_.listeners != nullptr && !request_.listeners->empty();
       auto listeners = given ? std::exchange(*request_.listeners, {}) : listen_at(request_.endpoint);
@@ -76,17 +77,23 @@ class Server {
         if (!status.ok()) return status;
       }
       if (request_.deadline.passed()) {
-        const auto holder = holder_of_the_name();
+        if (!holder_) holder_ = holder_of_the_name();
         return {Code::timeout, text("rank ", request_.rank, " could not listen for the other ranks within ", seconds(request_.timeout_ns),
-                                    ": ", listeners.status().text(), holder ? text(": ", describe(*holder), " listens there") : "")};
+                                    ": ", listeners.status().text(), held(": ", " listens there"))};
       }
-      if (!waited_for_) waited_for_ = holder_of_the_name();
+      if (!holder_ && now_ns() > asks_ns) holder_ = holder_of_the_name();
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
   }
 
   std::optional<PeerCredentials> holder_of_the_name() const {
     return request_.endpoint.is_unix() ? who_listens_at(request_.endpoint.unix_name) : std::nullopt;
+  }
+
+  std::string held(const char* before, const char* after) const {
+    if (!holder_) return "";
+    const bool is_own = holder_->pid == ::getpid();
+    return text(before, describe(*holder_), after, is_own ? "" : text(": was it started as rank ", request_.rank, " too?"));
   }
 
   Status wait_and_serve() {
@@ -214,9 +221,7 @@ class Server {
     }
     for (const auto& [who, why] : refusals_) more += text("; rank ", who, " came but was refused: ", why);
     const Blame blame{missing.empty() ? -1 : missing.front()};
-    if (waited_for_ && waited_for_->pid != ::getpid()) {
-      more += text("; at first ", describe(*waited_for_), " listened there: was it started as rank ", request_.rank, " too?");
-    }
+    more += held("; at first ", " listened there");
     return {Code::timeout,
             text(list_ranks(missing), " did not come to the rendezvous of ", list_ranks(request_.expected), " at ",
                  request_.endpoint.describe(), " (rank ", rank, " gave up after waiting ", seconds(waited_ns), ")", more),
@@ -285,7 +290,7 @@ class Server {
   std::vector<ProcessWatch> watches_;      // by place
   std::vector<std::vector<Frame>> early_;  // by place
   std::map<int, std::string> refusals_;
-  std::optional<PeerCredentials> waited_for_;      // who listened there when this rank came
+  std::optional<PeerCredentials> holder_;          // who listens, or listened, where this rank wants to
   std::vector<bool> told_;                         // by place: knows that the rendezvous has failed
   std::vector<std::unique_ptr<Link>> late_links_;  // of those told late; open until the server leaves
   size_t present_ = 0;
