@@ -310,7 +310,6 @@ Result<std::vector<uint64_t>> Optimizer::read_steps() const {
 }
 
 Status Optimizer::set_steps(uint64_t taken, std::span<const uint64_t> steps) {
-  if (Status between = buffer_->gradients().check_between_steps("mdp_optimizer_set_steps"); !between) return between;
   const std::vector<ParamSpec>& params = buffer_->plan().params;
   for (size_t param = 0; param < steps.size(); ++param) {
     if (!covers(param) || steps[param] <= taken) continue;
@@ -343,7 +342,6 @@ Status Optimizer::set_steps(uint64_t taken, std::span<const uint64_t> steps) {
 }
 
 Status Optimizer::set_group(size_t group, const ParamGroup& value) {
-  if (Status between = buffer_->gradients().check_between_steps("mdp_optimizer_set_param_group"); !between) return between;
   const size_t first = impl_->config.first_group;
   if (group < first || group - first >= impl_->config.groups.size()) {
     return invalid("group is ", group, "; this optimizer has ", impl_->config.names_of_groups());

@@ -554,9 +554,6 @@ static void refusals(void** state) {
   FAILS(MDP_E_STATE, "mdp_param_changed: a step is under way", mdp_param_changed(who.buffer));
   FAILS(MDP_E_STATE, "mdp_buffer_broadcast: a step is under way", mdp_buffer_broadcast(who.buffer, 0, NULL));
   FAILS(MDP_E_STATE, "mdp_buffer_verify: a step is under way", mdp_buffer_verify(who.buffer));
-  /* What its pieces were handed out with. */
-  FAILS(MDP_E_STATE, "mdp_optimizer_set_param_group: a step is under way", mdp_optimizer_set_param_group(who.optimizer, 0, &groups[0]));
-  FAILS(MDP_E_STATE, "mdp_optimizer_set_steps: a step is under way", mdp_optimizer_set_steps(who.optimizer, 5, NULL, 0));
   FAILS(MDP_E_STATE, "was not asked for", mdp_optimizer_step_finish(who.optimizer, 0, NULL, NULL));
   mdp_optimizer_destroy(who.optimizer);
 
