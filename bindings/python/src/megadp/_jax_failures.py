@@ -31,7 +31,8 @@ _TWICE = "has a gradient already"
 _newest: "weakref.WeakValueDictionary[int, Failures]" = weakref.WeakValueDictionary()  # by the thread that made it, which may be a rank
 _clock = itertools.count(1)
 Function = TypeVar("Function", bound=Callable[..., Any])
-_no_trace = None if _trace_state is None else _trace_state(convention="flax")
+with jax.ensure_compile_time_eval():  # this may be imported while a function is traced
+    _no_trace = None if _trace_state is None else _trace_state(convention="flax")
 
 
 def is_traced() -> bool:
@@ -39,7 +40,8 @@ def is_traced() -> bool:
     if _trace_state is not None and _trace_state(convention="flax") == _no_trace:
         return False
     # jax.grad and jax.vmap outside of jit trace too, but with values: what goes by none of their arguments is computed then.
-    return isinstance(jax.lax.neg(numpy.float32(0)), jax.core.Tracer)
+    with jax.transfer_guard("allow"):
+        return isinstance(jax.lax.neg(numpy.float32(0)), jax.core.Tracer)
 
 
 def outside_of_jit(function: Function) -> Function:

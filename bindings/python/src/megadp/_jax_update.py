@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The update of a gradient transformation, as optax has them (init, update), of one array: what it keeps comes from the library, and goes
 back there."""
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, NoReturn, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, NoReturn, Sequence, Set, Tuple
 
 import jax
 import numpy
 
 from ._comm import Comm
-from ._errors import invalid
+from ._errors import MegaDPError, invalid
 
 STEPS = 4  # that are tried out
 _MORE_STEPS = 200  # that are compared after them
 _TAKEN = (6, 7, 98, 100, 511, 1000, 4095, 10000, 99999)  # counts that are tried out besides, in no order with what may begin again at a step
-_COMPARED = sorted({round(2 ** (k / 4)) for k in range(81)})  # counts of steps at which ranks are compared: none is far from an end of a schedule
-_SHAPE, _WIDTH = (4, 4, 2, 2), 64  # of what is updated for that, and how many elements that is
+_COMPARED = sorted({round(2 ** (k / 4)) for k in range(67)})  # counts of steps at which ranks are compared: none is far from an end of a schedule
+_WIDTH = 64  # elements of what is updated for that
 
 
 def check_tree(transformation: Any, tree: Any, flat: bool, refuse: Callable[[str], NoReturn]) -> None:
@@ -165,20 +165,21 @@ class Update:
         return [value for leaf, value in zip(self._leaves, jax.tree_util.tree_leaves(state)) if leaf.is_count]
 
 
-def moves(transformation: Any, ndims: Iterable[int]) -> Any:
-    """What small arrays of so many dimensions are moved by at each of _COMPARED, a row for each, from one state but for its counts: roundings
-    would add up over several steps. What fails moves by nan."""
+def moves(transformation: Any, flat: bool) -> Any:
+    """What a small array, and if not `flat` a matrix, is moved by at each of _COMPARED, a row for each, from one state but for its counts: roundings
+    would add up over several steps. What fails moves by nan. The same arrays on all ranks, though their parameters may have other shapes."""
     random = numpy.random.default_rng(3)
     found = []
-    for ndim in ndims:
-        shape = (*_SHAPE, *(ndim - len(_SHAPE)) * [1])[:ndim]
+    for shape in ((_WIDTH,),) if flat else ((_WIDTH,), (8, _WIDTH // 8)):
         sizes = numpy.resize([1, 100, 0.01, 30, 0.1], shape)  # so that clips are seen
         value, *grads = [jax.numpy.asarray(by * random.standard_normal(shape), numpy.float32) for by in (1, sizes, sizes)]
         rows = numpy.full((len(_COMPARED), _WIDTH), numpy.nan)
         try:
             move = _mover(transformation, value, *grads)
             for row, taken in zip(rows, _COMPARED):
-                row[:] = numpy.resize(move(taken), _WIDTH)
+                row[:] = numpy.ravel(move(taken))
+        except MegaDPError:
+            raise
         except Exception:  # of the program's, as of a table that has come to its end
             pass
         found.append(rows)

@@ -254,7 +254,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def consolidate_state_dict(self, to: Optional[int] = None) -> None:
         """Collects the state; until the next step state_dict() is local. to: on this rank alone, which has memory for it, and state_dict()
-        elsewhere is an error (with sharding="zero_0" it is local everywhere). None: on all ranks. As of
+        elsewhere is an error (with sharding="zero_0" it is local everywhere). None: on all ranks, in memory of each. As of
         torch.distributed.optim.ZeroRedundancyOptimizer, whose None is rank 0: trainers call it without to, and where they know nothing of the
         other ranks, each takes itself for the first and saves. Collective; blocking. Raises MegaDPError: INVALID, those of a lost communicator."""
         if to is not None and not (isinstance(to, int) and 0 <= to < self.model._comm.size):

@@ -270,17 +270,17 @@ class DataParallel(Gradients):
         self._saving: Optional[Request] = None  # the last checkpoint that was to be written meanwhile
         if self._elements is not None:
             self.optimizer = make_optimizer(self.buffer, comm, self._elements, max_grad_norm, average_decay)
-            self._compare(transformation, [1] if self._elements.flat else sorted({len(param.shape) for param in self.buffer.params}))
+            self._compare(transformation, self._elements.flat)
         else:
             self.optimizer = Optimizer(self.buffer, rule=rule or "adamw", lr=lr, betas=betas, eps=eps, weight_decay=weight_decay,
                                        momentum=momentum, max_grad_norm=max_grad_norm, average_decay=average_decay)
 
-    def _compare(self, transformation: Any, ndims: Sequence[int]) -> None:
+    def _compare(self, transformation: Any, flat: bool) -> None:
         """Ranks that update parts of one parameter by other rates would mix them without a word. Stages of a pipeline may differ."""
         is_cut = isinstance(self._where, Grid) and self._where.coords("pp")[1] > 1
         comm = self._comm if is_cut else self._failures.world
         if comm.size > 1:
-            compare_moves(moves(transformation, ndims), comm)
+            compare_moves(moves(transformation, flat), comm)
 
     @outside_of_jit
     def read(self) -> Any:
