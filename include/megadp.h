@@ -752,8 +752,8 @@ MDP_API mdp_status mdp_buffer_grad_view(mdp_buffer* buffer, size_t param, mdp_te
  * from any thread. Local. Errors: INVALID (not memory of this buffer), MEMORY. */
 MDP_API mdp_status mdp_buffer_to_dlpack(mdp_buffer* owner, const mdp_tensor* view, struct DLManagedTensorVersioned** out);
 
-/* Copies all parameters from rank `root` of each data-parallel group (an index that dense and expert groups have) to the others;
- * what is tied from the first stage. Collective over the world. Errors: STATE (ties, ranks have launched different gradients). */
+/* Copies all parameters from rank `root` of each data-parallel group (in dense and expert groups) to the others;
+ * what is tied from the first stage. Collective over the world. Errors: STATE (a caller's step; ranks launched different gradients). */
 MDP_API mdp_status mdp_buffer_broadcast(mdp_buffer* buffer, int32_t root, mdp_request** out);
 
 /* Compares all parameters, bit for bit, over each data-parallel group, over tp what is not sharded, and what is tied; of the latter two
@@ -966,7 +966,7 @@ MDP_API mdp_status mdp_checkpoint_save(const mdp_checkpoint_config* config, mdp_
 
 /* Loads the newest checkpoint; or, with MDP_CHECKPOINT_PARAMS_ONLY, a model: a safetensors file of whole arrays, an index (.json) of
  * several, or a folder with model.safetensors or its index. Collective, blocking, as mdp_checkpoint_save. Errors, on all ranks: INVALID
- * (another model or rule), STATE (in accumulation), UNSUPPORTED (a later version), SYSTEM, CORRUPT. Mostly nothing has changed; where data
+ * (another model or rule), STATE (in a step), UNSUPPORTED (a later version), SYSTEM, CORRUPT. Mostly nothing has changed; where data
  * was found CORRUPT half-way, parameters, views, states and steps are STATE until one has been loaded. */
 MDP_API mdp_status mdp_checkpoint_load(const mdp_checkpoint_config* config);
 
