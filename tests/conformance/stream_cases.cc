@@ -67,7 +67,9 @@ void notification(Suite& suite) {
   suite.run(1, [](Rank& rank) {
     const int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     auto stream = rank.must(rank.backend().create_stream("notify"));
+    auto memory = rank.must(rank.backend().allocate(size_t{1} << 20));
     for (int round = 0; round < 100; ++round) {
+      if (round % 2 == 0) rank.must(rank.backend().zero(*stream, memory->data(), memory->bytes()));  // else there is nothing to wait for
       auto event = rank.must(stream->record(std::make_shared<Notice>(fd)));
       pollfd polled{fd, POLLIN, 0};
       rank.check(poll(&polled, 1, 60'000) == 1, "the descriptor did not become readable");
