@@ -752,13 +752,13 @@ MDP_API mdp_status mdp_buffer_grad_view(mdp_buffer* buffer, size_t param, mdp_te
  * from any thread. Local. Errors: INVALID (not memory of this buffer), MEMORY. */
 MDP_API mdp_status mdp_buffer_to_dlpack(mdp_buffer* owner, const mdp_tensor* view, struct DLManagedTensorVersioned** out);
 
-/* Copies all parameters from rank `root` of each data-parallel group (in dense and expert groups) to the others;
+/* Copies all parameters from rank `root` of each data-parallel group, dense and expert, to the others;
  * what is tied from the first stage. Collective over the world. Errors: STATE (a caller's step; ranks launched different gradients). */
 MDP_API mdp_status mdp_buffer_broadcast(mdp_buffer* buffer, int32_t root, mdp_request** out);
 
 /* Compares all parameters, bit for bit, over each data-parallel group, over tp what is not sharded, and what is tied; of the latter two
- * also reduced gradients. All ranks get the same answer. Collective over the world; blocking. Errors: DESYNC (names the first parameter
- * that differs and two ranks). */
+ * also reduced gradients. All ranks get the same answer. Collective over the world; blocking. Errors: STATE (mid-step), DESYNC (names the
+ * first parameter that differs and two ranks). */
 MDP_API mdp_status mdp_buffer_verify(mdp_buffer* buffer);
 
 /* Sets all gradients to zero and begins the step anew. Only needed if a framework adds into

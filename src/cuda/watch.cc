@@ -54,7 +54,7 @@ struct Watch::State {
   std::condition_variable changed, freed;
   std::deque<Running> running;   // in the order of submission
   std::vector<Running> aborted;  // have failed, but may not be off the device yet
-  std::vector<Awaited> notices;
+  std::vector<Awaited> awaited;
   std::vector<DeferredFree> doomed;
   uint64_t abandon_at_ns = UINT64_MAX;
   uint64_t troubled_ns = 0;  // when NCCL first reported a failure
@@ -62,10 +62,10 @@ struct Watch::State {
   bool freeing = false;  // nothing may be submitted
   int submitting = 0;    // nothing may be freed
 
-  bool idle() const { return running.empty() && aborted.empty() && notices.empty() && doomed.empty(); }
+  bool idle() const { return running.empty() && aborted.empty() && awaited.empty() && doomed.empty(); }
   // Nothing is left but what goes when other ranks are done, which may take them as long as they like.
   bool waits_for_others() const {
-    return running.empty() && aborted.empty() && notices.empty() &&
+    return running.empty() && aborted.empty() && awaited.empty() &&
            std::all_of(doomed.begin(), doomed.end(), [](const DeferredFree& one) { return one.ready != nullptr; });
   }
   bool start(const std::shared_ptr<State>& self);
@@ -142,14 +142,14 @@ bool Watch::State::look() {
 // Off the lists with what has ended. A collective that has ended with a failure may still be on the device: its communicator is aborted.
 void Watch::State::take_off(Ended* ended) {
   take_off_collectives(ended);
-  for (size_t i = 0; i < notices.size();) {
-    if (!notices[i].event->done()) {
+  for (size_t i = 0; i < awaited.size();) {
+    if (!awaited[i].event->done()) {
       ++i;
       continue;
     }
-    notices[i].notice->give();
-    ended->dropped.push_back(std::move(notices[i].event));
-    notices.erase(notices.begin() + static_cast<std::ptrdiff_t>(i));
+    awaited[i].notice->give();
+    ended->dropped.push_back(std::move(awaited[i].event));
+    awaited.erase(awaited.begin() + static_cast<std::ptrdiff_t>(i));
   }
   take_off_memory(ended);
 }
@@ -289,7 +289,7 @@ void Watch::add(Collective collective) {
 
 void Watch::notify(std::shared_ptr<CudaEvent> event, std::shared_ptr<Notice> notice) {
   const std::lock_guard lock(state_->mutex);
-  state_->notices.push_back({std::move(event), std::move(notice)});
+  state_->awaited.push_back({std::move(event), std::move(notice)});
   state_->start(state_);
 }
 

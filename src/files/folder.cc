@@ -225,7 +225,7 @@ std::string relative_to(const std::string& path) {
   if (!path.empty() && path.front() == '/') return "";
   std::error_code error;
   const std::string here = std::filesystem::current_path(error).string();
-  return text("; the path is relative, here to ", error ? error.message() : here);
+  return text("; the path is relative, here to ", error ? "a folder that is gone" : here);
 }
 
 }  // namespace megadp

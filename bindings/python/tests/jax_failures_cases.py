@@ -290,7 +290,8 @@ def case_put():
     ones = jax.tree.map(jnp.ones_like, params)
     donated = jnp.ones(2)
     donated.delete()
-    for leaf, word in ((None, "is None; it must be an array"), (jnp.ones(2, jnp.int32), "has dtype int32; it must be float32"), (np.ones(2, ">f4"), "in this machine's byte order"),
+    for leaf, word in ((None, "is None; it must be an array"), (jnp.ones(2, jnp.int32), "has dtype int32; it must be float32"),
+                       (np.ones(2, ">f4"), "in this machine's byte order"),
                        (jnp.ones(2, bool), "has dtype bool"), (donated, "has been deleted")):
         for give in (averaging.put, averaging.average):
             try:

@@ -136,7 +136,8 @@ def case_torch_and_back():
 
 
 def case_consolidated():
-    """As ZeroRedundancyOptimizer has it: one rank has all of it. Or all have, for trainers that do not say which, and save on each. And who calls state_dict on one rank is told what to do."""
+    """As ZeroRedundancyOptimizer has it: one rank has all of it. Or all have, for trainers that do not say which, and save on each. And who
+    calls state_dict on one rank is told what to do."""
     data, rank = batches(2), dist.get_rank()
     model, optimizer = ours()
     train(model, optimizer, lambda _, loss: (loss.backward(), optimizer.step()), data)
