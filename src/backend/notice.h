@@ -14,8 +14,8 @@ class Notice {
 
   // The operation has ended. Once, by whoever did it; never blocks.
   void give() noexcept;
-  // The end was seen, or is of no interest any more. Any thread, as often as wanted; waits for a moment while its one is being written,
-  // which then is taken off by whoever is the later.
+  // The end was seen, or is of no interest any more. Any thread, as often as wanted; waits while its one is being written, so that
+  // afterwards the descriptor is not readable by it.
   void take() noexcept;
 
  private:
@@ -25,7 +25,6 @@ class Notice {
     given,
     taken
   };
-  void take_off() noexcept;
   const int fd_;
   std::atomic<State> state_{State::waiting};
 };

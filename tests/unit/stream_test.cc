@@ -2,6 +2,7 @@
 // A host stream alone, with work of the test's own: which failure stays, who is told, and how it ends.
 #include "host/stream.h"
 
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -320,10 +321,34 @@ void notices() {
   }
 }
 
+// Whoever writes the one is held up for long, as by a full counter that blocks: it is taken all the same.
+void a_notice_is_taken_while_it_is_given() {
+  const Fd fd(eventfd(0, EFD_SEMAPHORE | EFD_CLOEXEC));
+  const uint64_t full = UINT64_MAX - 1;
+  uint64_t one = 0;
+  check(write(fd.get(), &full, sizeof full) == sizeof full, "the counter is full");
+  Notice notice(fd.get());
+  std::thread giver([&] { notice.give(); });
+  sleep_ms(50);
+  std::atomic<bool> taken{false};
+  std::thread taker([&] {
+    notice.take();
+    taken = true;
+  });
+  sleep_ms(200);
+  check(!taken, "whoever takes waits for whoever gives");
+  check(read(fd.get(), &one, sizeof one) == sizeof one, "the counter has room");
+  giver.join();
+  taker.join();
+  check(fcntl(fd.get(), F_SETFL, O_NONBLOCK) == 0 && write(fd.get(), &one, sizeof one) == sizeof one,
+        "its own one is taken, so that there is room for another");
+}
+
 }  // namespace
 
 int main() {
   notices();
+  a_notice_is_taken_while_it_is_given();
   what_is_waited_for_at_once();
   what_fails_on_the_callers_thread();
   the_first_failure_is_told_once();
