@@ -32,7 +32,7 @@ impl Buffer {
             // SAFETY: a live handle, the buffer's only call; no slice is in use, and none is given before the request has ended.
             check(unsafe { sys::mdp_buffer_broadcast(self.as_raw(), root, &mut out) })?;
             // SAFETY: just created, and ours.
-            unsafe { Request::new(out, &self.tree) }?
+            unsafe { Request::new(out, &self.shared.tree) }?
         };
         self.broadcast = RefCell::new(Some(request));
         self.copies.outdated.set(true);

@@ -4,7 +4,7 @@ use crate::buffer_builder::BufferBuilder;
 use crate::element::{Element, Strided, dense_view, tensor};
 use crate::error::{Code, Error, Result, check};
 use crate::gradients::{GradMut, Gradients, Shared};
-use crate::handle::{NotSync, Tree};
+use crate::handle::NotSync;
 use crate::request::Request;
 use crate::sys;
 use std::cell::{Cell, RefCell};
@@ -20,7 +20,6 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct Buffer {
     pub(crate) shared: Arc<Shared>,
-    pub(crate) tree: Arc<Tree>,
     /// A sync has been called, and no step or new beginning after it: gradients are not to be written.
     pub(crate) closed: bool,
     /// What may still write to the parameters.
@@ -47,8 +46,14 @@ impl fmt::Debug for Copies {
 }
 
 impl Buffer {
-    pub(crate) fn new(shared: Arc<Shared>, tree: Arc<Tree>) -> Self {
-        Buffer { shared, tree, closed: false, broadcast: RefCell::default(), copies: Copies::default(), not_sync: NotSync::default() }
+    pub(crate) fn new(shared: Shared) -> Self {
+        Buffer {
+            shared: Arc::new(shared),
+            closed: false,
+            broadcast: RefCell::default(),
+            copies: Copies::default(),
+            not_sync: NotSync::default(),
+        }
     }
 
     /// How parameters are laid out.
@@ -213,7 +218,7 @@ impl Buffer {
     /// # Errors
     /// DESYNC (names the first parameter that differs and two ranks), STATE, those of a lost communicator.
     pub fn verify(&self) -> Result<()> {
-        let _inside = (self.tree.enter_alone(), self.shared.enter());
+        let _inside = self.shared.enter_alone();
         // SAFETY: a live handle, the buffer's only call; it only reads.
         check(unsafe { sys::mdp_buffer_verify(self.as_raw()) })
     }

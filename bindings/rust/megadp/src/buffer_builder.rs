@@ -9,7 +9,6 @@ use crate::handle::Owned;
 use crate::param::{Param, RawParams};
 use crate::sys;
 use std::ptr;
-use std::sync::Arc;
 
 /// What is sharded over the data-parallel ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -185,7 +184,6 @@ impl BufferBuilder {
             // SAFETY: just created, and ours.
             unsafe { Owned::new(out) }?
         };
-        let shared = Arc::new(Shared::new(handle, params.into_facts())?);
-        Ok(Buffer::new(shared, on.tree().clone()))
+        Ok(Buffer::new(Shared::new(handle, on.tree().clone(), params.into_facts())?))
     }
 }

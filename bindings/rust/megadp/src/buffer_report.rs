@@ -51,7 +51,7 @@ impl Buffer {
     /// # Errors
     /// STATE (no sync yet), UNSUPPORTED (ranks of a stage hold different experts), those of a lost communicator.
     pub fn use_order(&self) -> Result<Vec<i32>> {
-        let _inside = (self.tree.enter_alone(), self.shared.enter());
+        let _inside = self.shared.enter_alone();
         let mut order = vec![0; self.shared.params.len()];
         // SAFETY: a live handle, the buffer's only call, with memory for a number of each parameter.
         check(unsafe { sys::mdp_buffer_use_order(self.as_raw(), order.as_mut_ptr(), order.len()) })?;

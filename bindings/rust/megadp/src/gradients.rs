@@ -3,7 +3,7 @@
 use crate::buffer::Buffer;
 use crate::element::{Element, Strided, dense_view};
 use crate::error::{Code, Error, Result, check};
-use crate::handle::{Inside, Owned, Turn};
+use crate::handle::{Inside, Owned, Tree, Turn};
 use crate::sys;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
@@ -33,17 +33,23 @@ impl ParamFacts {
     }
 }
 
-/// The buffer's handle, and its parameters: what a buffer and its gradients have in common.
+/// The buffer's handle, and its parameters: what a buffer, its gradients and its optimizers have in common. Any of them may be the last one, and
+/// may still wait, so each keeps the tree.
 #[derive(Debug)]
 pub(crate) struct Shared {
     handle: Owned<sys::mdp_buffer>,
+    pub(crate) tree: Arc<Tree>,
     turn: Turn,
     pub(crate) params: Vec<ParamFacts>,
     pub(crate) on_host: bool,
 }
 
 impl Shared {
-    pub(crate) fn new(handle: Owned<sys::mdp_buffer>, facts: impl Iterator<Item = (Vec<i64>, usize, bool)>) -> Result<Self> {
+    pub(crate) fn new(
+        handle: Owned<sys::mdp_buffer>,
+        tree: Arc<Tree>,
+        facts: impl Iterator<Item = (Vec<i64>, usize, bool)>,
+    ) -> Result<Self> {
         let params: Vec<_> = facts.map(|(shape, uses, frozen)| ParamFacts { shape, uses, frozen, slot: Mutex::default() }).collect();
         let mut on_host = true;
         if let Some(first) = params.iter().position(|param| !param.frozen) {
@@ -52,7 +58,7 @@ impl Shared {
             check(unsafe { sys::mdp_buffer_param_view(handle.as_ptr(), first, &mut view) })?;
             on_host = view.device_type <= 1;
         }
-        Ok(Shared { handle, turn: Turn::default(), params, on_host })
+        Ok(Shared { handle, tree, turn: Turn::default(), params, on_host })
     }
 
     pub(crate) fn as_ptr(&self) -> *mut sys::mdp_buffer {
@@ -62,6 +68,11 @@ impl Shared {
     /// For a call on the buffer, or on one of its optimizers, that is not allowed from any thread.
     pub(crate) fn enter(&self) -> Inside<'_> {
         self.turn.enter()
+    }
+
+    /// The same for a call that is made one at a time in a context.
+    pub(crate) fn enter_alone(&self) -> (Inside<'_>, Inside<'_>) {
+        (self.tree.enter_alone(), self.enter())
     }
 
     pub(crate) fn check(&self, param: usize) -> Result<&ParamFacts> {

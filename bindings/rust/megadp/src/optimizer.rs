@@ -4,7 +4,7 @@ use crate::buffer::Buffer;
 use crate::element::{Element, dense_view};
 use crate::error::{Code, Error, Result, check};
 use crate::gradients::Shared;
-use crate::handle::{NotSync, Owned, Tree};
+use crate::handle::{NotSync, Owned};
 use crate::library::text;
 use crate::optimizer_builder::{OptimizerBuilder, ParamGroup};
 use crate::request::Request;
@@ -127,7 +127,6 @@ pub enum StateKind {
 pub struct Optimizer {
     handle: Owned<sys::mdp_optimizer>,
     pub(crate) shared: Arc<Shared>,
-    pub(crate) tree: Arc<Tree>,
     /// With a rule of the caller's: the names of its arrays.
     callers: Option<Vec<CString>>,
     not_sync: NotSync,
@@ -155,7 +154,7 @@ impl Optimizer {
     }
 
     pub(crate) fn new(handle: Owned<sys::mdp_optimizer>, buffer: &Buffer, callers: Option<Vec<CString>>) -> Self {
-        Optimizer { handle, shared: buffer.shared.clone(), tree: buffer.tree.clone(), callers, not_sync: NotSync::default() }
+        Optimizer { handle, shared: buffer.shared.clone(), callers, not_sync: NotSync::default() }
     }
 
     /// The C handle, for calls through [`sys`]: it stays this value's. The thread rules of the header, and that no slice of memory that such a
@@ -348,7 +347,7 @@ impl Optimizer {
             check(unsafe { sys::mdp_optimizer_swap_average(self.as_raw(), ptr::null_mut(), &mut out) })?;
         }
         // SAFETY: just created, and ours.
-        unsafe { Request::new(out, &self.tree) }?.wait()?;
+        unsafe { Request::new(out, &self.shared.tree) }?.wait()?;
         buffer.write_copies()
     }
 
@@ -460,7 +459,7 @@ pub(crate) fn finish(
     buffer.end_step(unchecked, || check(call(&mut report, &mut out)))?;
     buffer.copies.outdated.set(true);
     // SAFETY: just created, and ours.
-    let request = unsafe { Request::new(out, &first.tree) }?;
+    let request = unsafe { Request::new(out, &first.shared.tree) }?;
     let report = StepReport {
         grad_norm: report.grad_norm,
         clip_factor: report.clip_factor,

@@ -242,7 +242,7 @@ impl OptimizerBuilder {
     pub fn create(&self, buffer: &Buffer) -> Result<Optimizer> {
         let callers = (self.raw.rule == sys::MDP_RULE_CALLER).then(|| self.state_names()).transpose()?;
         self.with_raw(buffer.len(), |config| {
-            let _inside = (buffer.tree.enter_alone(), buffer.shared.enter());
+            let _inside = buffer.shared.enter_alone();
             let mut out = ptr::null_mut();
             // SAFETY: a live handle, the buffer's only call; the struct lives through it.
             check(unsafe { sys::mdp_optimizer_create(buffer.as_raw(), config, &mut out) })?;

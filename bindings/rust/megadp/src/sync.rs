@@ -44,7 +44,7 @@ impl Buffer {
             // SAFETY: a live handle, the buffer's only call; the buffer is borrowed mutably, so no slice of a gradient is in use.
             check(unsafe { sys::mdp_grad_sync(self.as_raw(), ptr::null_mut(), &mut out) })?;
             // SAFETY: just created, and ours.
-            unsafe { Request::new(out, &self.tree) }?
+            unsafe { Request::new(out, &self.shared.tree) }?
         };
         Ok(Syncing { buffer: self, request })
     }

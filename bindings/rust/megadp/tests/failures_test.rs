@@ -211,10 +211,10 @@ fn after_an_abort_everything_says_so_and_nothing_hangs() {
 }
 
 /// A communicator whose calls end as soon as the flag is up.
-fn stoppable(id: &UniqueId, rank: usize, flag: &Arc<AtomicBool>) -> Comm {
+fn stoppable(id: &UniqueId, (rank, size): (usize, usize), flag: &Arc<AtomicBool>) -> Comm {
     let flag = flag.clone();
     let asked = move || flag.load(Ordering::SeqCst);
-    Comm::builder().id(id, rank, 2).timeout(TIMEOUT).interrupted(asked).connect().unwrap()
+    Comm::builder().id(id, rank, size).timeout(TIMEOUT).interrupted(asked).connect().unwrap()
 }
 
 #[test]
@@ -229,7 +229,7 @@ fn a_call_is_interrupted() {
     thread::scope(|scope| {
         scope.spawn(|| {
             let flag = Arc::new(AtomicBool::new(true));
-            let comm = stoppable(&id, 0, &flag);
+            let comm = stoppable(&id, (0, 2), &flag);
             let request = comm.start_barrier().unwrap();
             assert_eq!(request.wait().unwrap_err().code, Code::Aborted);
             assert!(!request.wait_timeout(TIMEOUT).unwrap());
@@ -245,7 +245,7 @@ fn a_call_is_interrupted() {
             assert_eq!((error.code, error.rank), (Code::Aborted, Some(0)));
         });
         scope.spawn(|| {
-            let comm = stoppable(&id, 1, &Arc::default());
+            let comm = stoppable(&id, (1, 2), &Arc::default());
             come.wait();
             comm.barrier().unwrap();
             while comm.failure().unwrap().is_none() {
@@ -255,4 +255,17 @@ fn a_call_is_interrupted() {
         });
     });
     assert!(begun.elapsed() < TIMEOUT);
+}
+
+#[test]
+fn gradients_keep_the_closure_that_their_waits_ask() {
+    let flag = Arc::new(AtomicBool::default());
+    let gradients = {
+        let comm = stoppable(&UniqueId::create().unwrap(), (0, 1), &flag);
+        register(&comm, &Buffer::builder(), &[small("w")]).gradients()
+    };
+    assert_eq!(Arc::strong_count(&flag), 2); // the closure has the other one
+    gradients.wait(0).unwrap();
+    drop(gradients);
+    assert_eq!(Arc::strong_count(&flag), 1);
 }
