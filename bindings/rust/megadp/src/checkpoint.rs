@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Checkpoints: all ranks save parameters, optimizer state, arrays and bytes of the caller's; any number of ranks load them.
 use crate::buffer::Buffer;
-use crate::element::{Element, Strided, tensor};
+use crate::element::{Element, Strided, sizes, tensor};
 use crate::error::{Code, Error, Result, check, narrow};
 use crate::handle::Tree;
 use crate::library::text;
@@ -309,14 +309,8 @@ impl Array<'_> {
             _shape: Vec::new(),
             borrowed: PhantomData,
         };
-        match about.shape().iter().map(|&size| narrow(size, "a size")).collect::<Result<Vec<i64>>>() {
-            Ok(shape) => {
-                match of_shape(&shape) {
-                    Ok(tensor) => array.tensor = tensor,
-                    Err(error) => array.raw = Err(error),
-                }
-                array._shape = shape; // moving it leaves the sizes where they are
-            }
+        match sizes(about.shape()).and_then(|shape| Ok((of_shape(&shape)?, shape))) {
+            Ok(filled) => (array.tensor, array._shape) = filled, // moving the shape leaves the sizes where they are
             Err(error) => array.raw = Err(error),
         }
         array
@@ -338,12 +332,12 @@ fn call<T>(
 ) -> Result<T> {
     let directory = c_path(directory)?;
     let tree: Arc<Tree> = match parts.first() {
-        Some((buffer, _)) => buffer.tree.clone(),
+        Some((buffer, _)) => buffer.shared.tree.clone(),
         None => return Err(Error::new(Code::Invalid, "a checkpoint has at least one buffer")),
     };
     let mut raw_parts = Vec::new();
     for &(buffer, optimizer) in &parts {
-        if !Arc::ptr_eq(&tree, &buffer.tree) {
+        if !Arc::ptr_eq(&tree, &buffer.shared.tree) {
             return Err(Error::new(Code::Invalid, "the buffers of a checkpoint must be of one world"));
         }
         if let Some(optimizer) = optimizer {

@@ -59,7 +59,8 @@ impl<'a, T: Element> Strided<'a, T> {
         Strided { data, offset, strides: Some(strides) }
     }
 
-    /// The struct to hand to the library for an array of this shape, valid as long as the shape and what this borrows.
+    /// The struct to hand to the library for an array of this shape, which is [`sizes`]' or the library's, so that its elements can be counted.
+    /// Valid as long as the shape and what this borrows.
     pub(crate) fn tensor(&self, shape: &[i64]) -> Result<sys::mdp_tensor> {
         let numel = shape.iter().product::<i64>() as usize;
         let Some(strides) = self.strides else {
@@ -110,6 +111,13 @@ impl<'a, T, const N: usize> From<&'a [T; N]> for Strided<'a, T> {
     fn from(data: &'a [T; N]) -> Self {
         Strided::from(data.as_slice())
     }
+}
+
+/// The shape as the library has it, once it is known that its elements can be counted.
+pub(crate) fn sizes(shape: &[usize]) -> Result<Vec<i64>> {
+    let count = shape.iter().try_fold(1i64, |count, &size| count.checked_mul(i64::try_from(size).ok()?));
+    let too_many = || Error::new(Code::Invalid, format!("the shape is {shape:?}, which has more elements than can be counted"));
+    count.map(|_| shape.iter().map(|&size| size as i64).collect()).ok_or_else(too_many)
 }
 
 /// An array in memory of the host. It is only written if the library's function says so.

@@ -33,8 +33,8 @@
 //! ```
 //!
 //! All are collective over the communicator, in the order of its other collectives, which do not wait for gradients or gathers; blocking.
-use crate::element::{Element, Strided};
-use crate::error::{Code, Error, Result};
+use crate::element::{Element, Strided, sizes};
+use crate::error::Result;
 use crate::sys;
 use std::marker::PhantomData;
 
@@ -116,13 +116,6 @@ impl<'a> ArrayMut<'a> {
         raw.data = data[first..].as_mut_ptr().cast();
         Ok(ArrayMut { raw, _shape: shape, borrowed: PhantomData })
     }
-}
-
-/// The shape as the library has it, once it is known that its elements can be counted.
-fn sizes(shape: &[usize]) -> Result<Vec<i64>> {
-    let count = shape.iter().try_fold(1i64, |count, &size| count.checked_mul(i64::try_from(size).ok()?));
-    let too_many = || Error::new(Code::Invalid, format!("the shape is {shape:?}, which has more elements than can be counted"));
-    count.map(|_| shape.iter().map(|&size| size as i64).collect()).ok_or_else(too_many)
 }
 
 #[cfg(test)]

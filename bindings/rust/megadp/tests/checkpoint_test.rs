@@ -170,6 +170,7 @@ fn what_cannot_be_saved_is_named() {
     let stranger = alone();
     let far = register(&stranger, &Buffer::builder(), &[small("y")]);
     let save = || SaveCheckpoint::new(&folder).buffer(&buffer);
+    let uncountable = Param::new("t", &[1 << 32, 1 << 32]);
     for (word, wrong) in [
         ("at least one", SaveCheckpoint::new(&folder)),
         ("directory", SaveCheckpoint::new("a\0b").buffer(&buffer)),
@@ -179,6 +180,7 @@ fn what_cannot_be_saved_is_named() {
         ("'w'", save().tensor(&small("w"), &[1f32; 4])),
         ("\"t\": the array has 3", save().tensor(&small("t"), &[1f32; 3])),
         ("NUL", save().tensor(&small("t\0"), &[1f32; 4])),
+        ("\"t\": the shape is [4294967296, 4294967296], which has more", save().tensor::<f32>(&uncountable, &[])),
     ] {
         let error = wrong.save().unwrap_err();
         assert!(error.code == Code::Invalid && error.text.contains(word), "{word}: {error}");
