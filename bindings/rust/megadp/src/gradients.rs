@@ -5,10 +5,16 @@ use crate::element::{Element, Strided, dense_view};
 use crate::error::{Code, Error, Result, check};
 use crate::handle::{Inside, Owned, Tree, Turn};
 use crate::sys;
+use std::cell::Cell;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+thread_local! {
+    /// The buffer of whose slots this thread holds some during a call in which a log callback may run.
+    static HELD: Cell<*const Shared> = const { Cell::new(ptr::null()) };
+}
 
 /// What this crate must know of a parameter's gradient in the microbatch that is going on, to lend its memory: not while another thread
 /// puts it, and not once it is ready, since its bucket may be launched then.
@@ -112,10 +118,18 @@ impl Shared {
     /// the call and our own zero would be forgotten here, though the library counts it.
     pub(crate) fn begin_if<R>(&self, begun: impl FnOnce(&Result<R>) -> bool, call: impl FnOnce() -> Result<R>) -> Result<R> {
         let mut slots: Vec<_> = self.params.iter().map(ParamFacts::slot).collect();
-        let result = call();
+        let result = self.held(call);
         if begun(&result) {
             slots.iter_mut().for_each(|slot| **slot = Slot::default());
         }
+        result
+    }
+
+    /// A call during which this thread holds slots: a gradient that a log callback hands over inside of it would wait for its own thread.
+    fn held<R>(&self, call: impl FnOnce() -> R) -> R {
+        let outer = HELD.replace(self);
+        let result = call();
+        HELD.set(outer);
         result
     }
 
@@ -135,6 +149,11 @@ impl Shared {
     /// One arrival: a call that counts as `count` of the gradients that are expected, if it succeeds.
     fn arrive(&self, param: usize, count: impl FnOnce(&ParamFacts) -> usize, call: impl FnOnce(&ParamFacts) -> Result<()>) -> Result<()> {
         let facts = self.check(param)?;
+        if ptr::eq(HELD.get(), self) {
+            let text =
+                format!("the gradient of parameter {param} came inside of a call that begins or ends a step, or of a layer's backward");
+            return Err(Error::new(Code::State, text).about_param(param));
+        }
         let mut slot = facts.slot();
         if slot.lent {
             let text = format!("the gradient of parameter {param} is being written through grad_mut or acquire");
@@ -151,7 +170,7 @@ impl Shared {
     /// One call that brings a gradient of each of several parameters, all different ones.
     pub(crate) fn arrive_together(&self, params: &[usize], call: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         match params {
-            [] => call(),
+            [] => self.held(call),
             [first, others @ ..] => self.arrive(*first, |_| 1, |_| self.arrive_together(others, call)),
         }
     }

@@ -33,7 +33,8 @@ fn current() -> MutexGuard<'static, Option<Arc<Callback>>> {
 }
 
 /// Hands messages to `callback`, one at a time, at the end of an ordinary call of any thread and on that thread; never inside of a drop or a
-/// call of [`Gradients`](crate::Gradients). It may call this crate, also `set`. If it panics, the panic ends there (its message is
+/// call of [`Gradients`](crate::Gradients). It may call this crate, also `set`; but a gradient that it hands over inside of a call that begins or
+/// ends a step of the same buffer, or of a layer's backward, is refused (STATE). If it panics, the panic ends there (its message is
 /// printed by the panic hook as usual), and the call in which it ran goes on; with `panic = "abort"` nothing can be contained. When this
 /// returns, the callback set before is not running and is dropped, unless it is the one that calls. Any thread.
 ///

@@ -2,10 +2,11 @@
 //! The log callback, in processes of its own: there is one for a process, and what makes the library say something is its environment.
 mod ranks;
 
-use megadp::Comm;
 use megadp::log::{self, Level};
-use std::sync::Mutex;
+use megadp::{Buffer, Code, Comm, Gradients, Optimizer, StepOptions};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock, mpsc};
+use std::thread;
 
 /// In a SLURM job, but outside of a step of it, the library tells that it starts a single rank.
 fn rank(test: &str) -> String {
@@ -73,4 +74,37 @@ fn rank_with_a_callback_that_replaces_itself() {
     let heard = HEARD.lock().unwrap();
     assert!(heard[0].contains("SLURM") && heard[1] == "dropped", "{heard:?}");
     assert!(heard[2].starts_with("second: ") && heard[2].contains("SLURM"), "{heard:?}");
+}
+
+#[test]
+fn a_gradient_that_a_callback_hands_over_inside_of_a_step_is_refused() {
+    let (ended_well, said) = ranks::ranks(1, "rank_with_a_callback_that_hands_a_gradient_over", &[]);
+    assert!(ended_well, "{said}");
+}
+
+/// A step that is skipped tells so at the end of the call.
+#[test]
+#[ignore = "a rank"]
+fn rank_with_a_callback_that_hands_a_gradient_over() {
+    static GRADIENTS: OnceLock<Gradients> = OnceLock::new();
+    static REFUSED: Mutex<Vec<Option<Code>>> = Mutex::new(Vec::new());
+    log::set(|_, _| {
+        if let Some(gradients) = GRADIENTS.get() {
+            REFUSED.lock().unwrap().push(gradients.put(0, &[1f32; 4]).err().map(|error| error.code));
+        }
+    })
+    .unwrap();
+    let (done, ended) = mpsc::channel();
+    thread::spawn(move || {
+        let comm = Comm::builder().connect().unwrap();
+        let mut buffer = ranks::register(&comm, &Buffer::builder().check_finite(), &[ranks::small("w")]);
+        let mut optimizer = Optimizer::builder().create(&buffer).unwrap();
+        let gradients = GRADIENTS.get_or_init(|| buffer.gradients());
+        gradients.put(0, &[f32::NAN; 4]).unwrap();
+        let report = optimizer.step(&mut buffer, &StepOptions::default().loss_scale(2.0)).unwrap();
+        assert!(report.skipped && *REFUSED.lock().unwrap() == [Some(Code::State)], "{report:?} {REFUSED:?}");
+        gradients.put(0, &[1f32; 4]).unwrap(); // after the call it comes as any other
+        done.send(optimizer.step(&mut buffer, &StepOptions::default()).unwrap().skipped).unwrap();
+    });
+    assert_eq!(ended.recv_timeout(ranks::TIMEOUT), Ok(false));
 }
