@@ -404,14 +404,6 @@ impl DataParallel {
         write(&self.weights, &self.buffer)
     }
 
-    /// Writes the parameters' values into the variables, as every step does: the same as [`DataParallel::refresh`]. Local.
-    ///
-    /// # Errors
-    /// As [`DataParallel::refresh`].
-    pub fn store(&self) -> Result<()> {
-        self.refresh()
-    }
-
     /// Takes the variables' values over as the parameters', alike on all ranks, and as the model's tensors': after a program has written to
     /// variables. All are taken over; masters of bf16 and f16 parameters keep their digits where they round to what a variable holds, and follow
     /// where they do not. Local.

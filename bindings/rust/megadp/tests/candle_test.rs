@@ -124,7 +124,7 @@ fn values_of_rank_0_are_everyones_and_a_step_shows_in_the_same_tensors() {
         let mut optimizer = Optimizer::builder().lr(0.5).create(parallel.buffer()).unwrap();
         parallel.backward(&tensor.sum_all().unwrap()).unwrap();
         assert_eq!(parallel.step(&mut optimizer, &StepOptions::default()).unwrap().step, 1);
-        parallel.store().unwrap();
+        parallel.refresh().unwrap();
         assert_eq!(var.to_vec2::<f32>().unwrap(), tensor.to_vec2::<f32>().unwrap());
         tensor.to_vec2::<f32>().unwrap()[1][1]
     });
