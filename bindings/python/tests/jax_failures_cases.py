@@ -302,6 +302,21 @@ def case_put():
         jax.tree.map(lambda leaf: np.testing.assert_array_equal(leaf, 1), averaging.average(ones))
 
 
+def case_put_on_one():
+    """What cannot be put on the last rank alone: the others waited for it until the timeout."""
+    ones = jax.tree.map(jnp.ones_like, params)
+    for options in ({}, dict(missing="zero")):
+        averaging = megadp.jax.Averaging(comm, params, **options)
+        for wrong, kind in (({**ones, "b": None}, megadp.InvalidError), ({**ones, "b": jnp.ones(3)}, megadp.InvalidError),
+                            ({**ones, "b": jnp.ones(2, jnp.int32)}, megadp.InvalidError), ({"w": ones["w"]}, ValueError)):
+            try:
+                averaging.average(wrong if last else ones)
+                raise AssertionError("nothing was said")
+            except kind if last else megadp.MegaDPError as error:
+                assert last or (error.code, error.rank) == (megadp.Status.STATE, comm.size - 1), error
+            jax.tree.map(lambda leaf: np.testing.assert_array_equal(leaf, 1), averaging.average(ones))
+
+
 def no_parameter(leaf, *words, kinds=(megadp.jax.DataParallel, megadp.jax.Averaging)):
     for kind in kinds:
         try:

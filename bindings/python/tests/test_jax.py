@@ -500,6 +500,9 @@ class Jax(unittest.TestCase):
         """Half a step stayed behind where the last leaf had another dtype, or was donated."""
         self.assertEqual(support.check_ended(self, support.run_ranks(2, [FAILURES, "put"])).split(), ["put"] * 2)
 
+    def test_put_of_a_wrong_leaf_on_one_rank(self):
+        self.assertEqual(support.check_ended(self, support.run_ranks(2, [FAILURES, "put_on_one"])).split(), ["put_on_one"] * 2)
+
     def test_leaves_that_are_no_parameters(self):
         self.assertEqual(support.check_ended(self, support.run_ranks(1, [FAILURES, "leaves"])), "leaves\n")
 

@@ -214,17 +214,17 @@ class Averaging(Gradients):
         pytree's shape, handed over here, the last used first; full buckets are reduced meanwhile. None: track has handed them over. dtypes
         are those of grads, or else of the parameters. After begin_microbatch(last=False) they are sums over the microbatches, handed over by
         put or track. Outside of jit. Collective; blocking.
-        Raises as sync and put."""
+        Raises as sync and put; what cannot be put on one rank is STATE on the others."""
         self._failures.asked = True
         dtypes = self._dtypes
         if grads is not None:
             try:
                 self.put(grads)
-            except MegaDPError as error:
-                if error.code != Status.STATE:
+                dtypes = [jax.numpy.result_type(leaf) for leaf in self._tree.flatten_up_to(grads)]
+            except Exception as error:  # also another pytree's, which is jax's to tell
+                if isinstance(error, MegaDPError) and error.code not in (Status.STATE, Status.INVALID):
                     raise
                 self._failures.note(error)  # the other ranks are told at the sync
-            dtypes = [jax.numpy.result_type(leaf) for leaf in self._tree.flatten_up_to(grads)]
         self.sync()
         self._failures.warn_of_none()
         # Copies: the memory is the next step's.
