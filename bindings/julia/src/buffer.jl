@@ -182,12 +182,8 @@ grad_view(buffer::Buffer, i) = view_of(Raw.mdp_buffer_grad_view, buffer, i)
 @doc (@doc param_view) grad_view
 
 function view_of(getter, buffer, i)
-    tensor = Ref(Raw.mdp_tensor())
-    check(getter(buffer, number_of(buffer, i), tensor))
-    lease = Ref{Ptr{Raw.DLManagedTensorVersioned}}(C_NULL)
-    check(Raw.mdp_buffer_to_dlpack(buffer, tensor, lease))
-    managed = lease[]
-    GC.@preserve buffer return wrap(tensor[], buffer.row_major, _ -> give_back(managed))
+    number = number_of(buffer, i)
+    return kept_view(tensor -> check(getter(buffer, number, tensor)), buffer, number)
 end
 
 "Calls a DLPack tensor's own deleter, the third word of its struct (after the version and the context). Any thread."

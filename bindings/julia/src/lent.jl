@@ -54,14 +54,11 @@ where this rank owns nothing of it; where it begins is told by [`owned`](@ref). 
 `sync!` and the step. Local. Throws `MegaDPError`: `:INVALID`, `:STATE` (the wrong moment; frozen), `:UNSUPPORTED` (bf16, in a Julia without
 that type).
 """
-function owned_grad(buffer::Buffer, i::Which)
-    number = number_of(buffer, i)
-    return kept_view(tensor -> check(Raw.mdp_grad_owned(buffer, number, tensor)), buffer, number)
-end
+owned_grad(buffer::Buffer, i::Which) = view_of(Raw.mdp_grad_owned, buffer, i)
 
 """
-An array over memory of the buffer's that DLPack does not lend: the pool, what lies outside of it, and sums. A lease on the parameter keeps it,
-as that keeps all of the buffer.
+An array over memory of the buffer's, of parameter `number`, which `fill` says. A lease on the parameter keeps it, as that keeps all of the
+buffer: also what DLPack does not lend, the pool, what lies outside of it, and sums.
 """
 function kept_view(fill, buffer, number)
     tensor = Ref(Raw.mdp_tensor())
