@@ -97,8 +97,14 @@ function start!(halo::Halo, fields::AbstractArray...; backward = false)
     lent = Borrowed[borrow_written(field, "field $number") for (number, field) in enumerate(fields)]
     tensors = Raw.mdp_tensor[one.tensor for one in lent]
     stream = isempty(fields) ? C_NULL : stream_of(first(fields))
-    GC.@preserve lent check_halo(Raw.mdp_halo_start(halo, tensors, length(tensors), backward ? Raw.MDP_HALO_BACKWARD : 0, stream),
-                                 length(halo.part))
+    earlier = halo.lent
+    halo.lent = [earlier; lent]  # before the library has them: an interrupt may come as soon as it has, or before
+    try
+        check_halo(Raw.mdp_halo_start(halo, tensors, length(tensors), backward ? Raw.MDP_HALO_BACKWARD : 0, stream), length(halo.part))
+    catch problem
+        problem isa MegaDPError && (halo.lent = earlier)  # refused; after anything else the library may have them
+        rethrow()
+    end
     halo.lent = lent
     return nothing
 end

@@ -45,6 +45,32 @@ testcase("an array that was started is kept until it is finished") do
     @test caught(() -> exchange!(halo, zeros(5))).kind == :STATE
 end
 
+testcase("an array that an interrupt leaves started is kept until it is finished") do
+    halo = Halo(world; grid = 1, size = (3,), edges = :periodic)
+    finalized = Ref(false)
+    @noinline function begin_one()
+        field = Float64[0, 1, 2, 3, 0]
+        finalizer(_ -> finalized[] = true, field)
+        MegaDP.Raw.interruption[] = InterruptException()  # as a Ctrl-C that comes while the library starts, and is thrown when that has returned
+        thrown = try
+            start!(halo, field)
+        catch problem
+            problem
+        end
+        @test thrown isa InterruptException
+        return WeakRef(field)
+    end
+    weak = begin_one()
+    GC.gc()
+    @test !finalized[]
+    @test caught(() -> start!(halo, zeros(5))).kind == :STATE
+    GC.gc()
+    @test !finalized[]
+    finish!(halo)
+    @test weak.value == [3, 1, 2, 3, 1] && isempty(halo.lent)
+    close(halo)
+end
+
 testcase("arrays of the library's keep their memory") do
     halo = Halo(world; grid = 1, size = (2, 3), edges = :periodic, arrays = 2)
     one, two = MegaDP.array(halo), MegaDP.array(halo, 2)
