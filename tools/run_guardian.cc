@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "run_guardian.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -8,6 +9,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -24,6 +26,20 @@ struct Note {
   char unused[3];
 };
 
+// Kernels before 5.9 have no close_range(), and a container's filter may refuse it.
+void close_all_but(int kept) {
+  const auto number = static_cast<unsigned>(kept);
+  const bool below = kept == 0 || close_range(0, number - 1, 0) == 0;
+  if (below && close_range(number + 1, ~0u, 0) == 0) return;
+  std::vector<int> open;  // the list itself is open while it is read
+  if (DIR* const list = opendir("/proc/self/fd")) {
+    while (const dirent* entry = readdir(list)) open.push_back(std::atoi(entry->d_name));
+    closedir(list);
+  }
+  for (const int fd : open)
+    if (fd != kept) close(fd);
+}
+
 [[noreturn]] void guard(int pipe, const std::string& mark) {
   setsid();  // signals meant for the launcher's group or terminal do not come here
   prctl(PR_SET_NAME, "mdp-guardian");
@@ -31,8 +47,7 @@ struct Note {
   sigfillset(&all);
   sigprocmask(SIG_SETMASK, &all, nullptr);
   // Whoever waits for the launcher's output to end must not wait for this process.
-  if (pipe > 0) close_range(0, static_cast<unsigned>(pipe) - 1, 0);
-  close_range(static_cast<unsigned>(pipe) + 1, ~0u, 0);
+  close_all_but(pipe);
 
   std::vector<pid_t> groups;
   for (Note note;;) {
@@ -62,7 +77,10 @@ Result<Guardian> Guardian::start(const std::string& mark) {
   OwnedFd read_end(fds[0]), write_end(fds[1]);
   const pid_t pid = fork();
   if (pid < 0) return system_error("the guardian process cannot be created (fork)", errno);
-  if (pid == 0) guard(read_end.get(), mark);
+  if (pid == 0) {
+    write_end.reset();  // or the end of the launcher would not be seen
+    guard(read_end.get(), mark);
+  }
   return Guardian(pid, std::move(write_end));
 }
 

@@ -2,10 +2,12 @@
 # `megadp run`, from outside: what its ranks see and say, what it returns, and that nothing is left when it has gone.
 # Usage: run_test.py PATH_TO_MEGADP [unittest arguments]. Ranks that wait do so on something that happens, not on a clock.
 import ctypes
+import errno
 import json
 import os
 import resource
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -47,6 +49,18 @@ def run(*arguments, given=None, **more):
     if given is not None:
         more["stdin"] = subprocess.PIPE
     return Finished(start(*arguments, **more), given)
+
+
+def refuse_close_range():
+    """This process's close_range() fails with ENOSYS from now on, and that of its children."""
+    load_number, is_equal, give, close_range = 0x20, 0x15, 0x06, 436
+    steps = [(load_number, 0, 0, 0), (is_equal, 0, 1, close_range), (give, 0, 0, 0x50000 | errno.ENOSYS), (give, 0, 0, 0x7fff0000)]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *step) for step in steps))
+    program = ctypes.create_string_buffer(struct.pack("@HP", len(steps), ctypes.addressof(code)))
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
+    if libc.prctl(38, 1, 0, 0, 0) != 0 or libc.prctl(22, 2, ctypes.addressof(program), 0, 0) != 0:  # NO_NEW_PRIVS, SECCOMP
+        raise OSError(ctypes.get_errno(), "no filter")
 
 
 def python(program):
@@ -567,6 +581,16 @@ class NothingLeft(RunTest):
         script = f"{self.sleeper('child')} & {self.sleeper('own_session', 'setsid')} & {self.sleeper('rank')}"
         process = start("-n", "1", "sh", "-c", script, env=self.env)
         pids = self.pids("child", "own_session", "rank")
+        process.kill()
+        for pid in pids:
+            until(lambda: gone(pid), f"process {pid} ends")
+        self.assertEqual(Finished(process).code, -signal.SIGKILL)
+
+    def test_killing_the_launcher_kills_ranks_where_close_range_is_missing(self):
+        """As on kernels before 5.9: a filter answers so."""
+        script = f"{self.sleeper('own_session', 'setsid')} & {self.sleeper('rank')}"
+        process = start("-n", "1", "sh", "-c", script, env=self.env, preexec_fn=refuse_close_range)
+        pids = self.pids("own_session", "rank")
         process.kill()
         for pid in pids:
             until(lambda: gone(pid), f"process {pid} ends")
