@@ -5,6 +5,7 @@ import ctypes
 import gc
 import sys
 import unittest
+import unittest.mock
 import weakref
 
 import megadp
@@ -234,6 +235,23 @@ class Lending(World):
         self.assertEqual(len(_dlpack._waiting), 3)
         del capsules[1:]
         _dlpack.give_back_untaken()
+        self.assertEqual(len(_dlpack._waiting), 1)
+
+    def test_given_back_by_a_finalizer_meanwhile(self):
+        """Or by a signal's handler: the outer call went on by numbers of a list that had become shorter."""
+        view = self.buffer(("w", (2,))).param("w")
+        _dlpack.give_back_untaken()
+        capsules = [view.__dlpack__(max_version=(1, 0)) for _ in range(4)]
+        del capsules[1:]
+        real = _dlpack._is_valid
+
+        def is_valid(*arguments):
+            _dlpack._is_valid = real
+            _dlpack.give_back_untaken()
+            return real(*arguments)
+
+        with unittest.mock.patch.object(_dlpack, "_is_valid", is_valid):
+            _dlpack.give_back_untaken()
         self.assertEqual(len(_dlpack._waiting), 1)
 
     @needs_numpy

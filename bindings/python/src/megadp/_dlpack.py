@@ -85,14 +85,19 @@ def versioned(address: int, readonly: bool) -> Any:
 def give_back_untaken() -> None:
     """Calls the deleters of capsules that everybody else has dropped without taking the tensor, and forgets those that were taken."""
     with _lock:
-        for i in reversed(range(len(_waiting))):
-            untaken = _is_valid(_waiting[i], _VERSIONED)
-            if untaken and sys.getrefcount(_waiting[i]) > 2:  # the list's and the argument's
-                continue
-            capsule = _waiting.pop(i)
-            if untaken:
-                address = _get_pointer(capsule, _VERSIONED)
+        used: List[Any] = []
+        try:
+            while _waiting:  # each is this call's alone, since a finalizer or a signal's handler may call this again meanwhile
+                one = [_waiting.pop()]
+                if not _is_valid(one[0], _VERSIONED):
+                    continue
+                if sys.getrefcount(one[0]) > 2:  # the list's and the argument's
+                    used += one
+                    continue
+                address = _get_pointer(one[0], _VERSIONED)
                 ctypes.CFUNCTYPE(None, _pointer)(DLManagedTensorVersioned.from_address(address).deleter)(address)
+        finally:
+            _waiting.extend(used)
 
 
 def old(array: Any, device: Tuple[int, int], dtype: Tuple[int, int]) -> Any:
