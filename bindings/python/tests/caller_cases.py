@@ -3,14 +3,18 @@
 
 usage: caller_cases.py CASE [FOLDER]
 """
+import copy
 import gc
 import os
 import signal
 import sys
+import unittest.mock
+import weakref
 
 import numpy as np
 
 import megadp
+from megadp import _pieces
 from rule_emulation import step as emulated
 
 PARAMS = {"a": ("f32", 291, 0), "b": ("bf16", 41, 1), "h": ("bf16", 430, 0), "f": ("f16", 77, 1), "c": ("f32", 1030, 1)}
@@ -441,6 +445,84 @@ def case_interrupted():
         assert (error.code, error.rank) == (ABORTED, 0), error
     assert comm.error is None
     comm.barrier()
+
+
+def case_kept():
+    """What the library calls is kept: the update that a copy of the optimizer has set, of which nothing else is left, and one behind whose
+    set_update a signal's handler has raised."""
+    def update(piece):
+        taken.append(piece.param)
+        adamw(piece)
+
+    def set_by_a_copy():
+        copy.copy(optimizer).set_update(lambda piece: update(piece))
+
+    def interrupted():
+        real = optimizer._handle.call
+
+        def call_and_raise(*arguments):
+            real(*arguments)
+            raise KeyboardInterrupt
+
+        function = lambda piece: update(piece)
+        kept.append(weakref.ref(function))
+        with unittest.mock.patch.object(optimizer._handle, "call", call_and_raise):
+            error = raised_by(lambda: optimizer.set_update(function))
+        assert isinstance(error, KeyboardInterrupt), error
+
+    buffer = buffer_of()
+    optimizer = optimizer_of(buffer)
+    kept = []
+    optimizer.set_update(adamw)
+    for step, set_it in enumerate((set_by_a_copy, interrupted)):
+        taken = []
+        set_it()
+        gc.collect()
+        by_function(buffer, optimizer, step)
+        assert taken, set_it
+    assert kept[0]() is not None
+    optimizer.set_update(adamw)
+    gc.collect()
+    assert kept[0]() is None
+    adam = optimizer_of(buffer, "adamw")
+    refused(STATE_CODE, "only MDP_RULE_CALLER", adam.set_update, adamw)
+    assert adam._handle.kept == []
+
+
+def case_interrupted_at_the_ends():
+    """On rank 0 a signal's handler raises behind the call that begins a step by pieces, or behind the one that ends it: nobody ended the step, and
+    all later calls were STATE."""
+    buffer = buffer_of()
+    optimizer = optimizer_of(buffer)
+    for step, at_end in enumerate((False, True)):
+        calls, real = [], _pieces.run
+
+        def run(call):
+            real(call)
+            calls.append(call)
+            if comm.rank == 0 and not raised and (entered if at_end else len(calls) == 1):
+                raised.append(True)
+                raise KeyboardInterrupt
+
+        entered, raised = [], []
+        put(buffer, step)
+
+        def take():
+            with optimizer.pieces(loss_scale=1) as pieces:
+                for piece in pieces:
+                    adamw(piece)
+                entered.append(True)
+
+        with unittest.mock.patch.object(_pieces, "run", run):
+            error = take() if at_end and comm.rank else raised_by(take)
+        if comm.rank == 0:
+            assert isinstance(error, KeyboardInterrupt), error
+        elif not at_end:
+            assert (error.code, error.rank) == (ABORTED, 0), error
+        if not at_end:
+            optimizer.set_steps(step)
+    by_pieces(buffer, optimizer, 2)
+    assert comm.error is None
 
 
 if __name__ == "__main__":

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs of test_halo.py: one rank each."""
+import gc
 import sys
+import types
+import weakref
 
 import numpy
 
@@ -91,6 +94,42 @@ def case_staggered(comm):
     for field, expected in zip(mine, whole):
         assert (field == expected[begin:begin + len(field)]).all()
     print("staggered done")
+
+
+def case_interrupted(comm):
+    """A signal's handler raises behind start, before anybody knows that it has returned: the arrays are the library's until finish."""
+    halo = megadp.Halo(comm, (comm.size,), (3,), low=1, high=1, edges="periodic")
+    tree = halo._tree
+
+    def run_and_raise(*arguments):
+        tree.run(*arguments)
+        raise KeyboardInterrupt
+
+    field = numpy.full(5, 1 + comm.rank, "f4")
+    gone = weakref.ref(field)
+    halo._tree = types.SimpleNamespace(run=run_and_raise)
+    try:
+        halo.start(field)
+        raise AssertionError
+    except KeyboardInterrupt:
+        pass
+    halo._tree = tree
+    del field
+    try:
+        halo.start(numpy.zeros(5, "f4"))
+        raise AssertionError
+    except megadp.MegaDPError as error:
+        assert error.code == megadp.Status.STATE, error
+    gc.collect()
+    field = gone()
+    assert field is not None
+    halo.finish()
+    before, behind = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    assert field.tolist() == [1 + before, *[1 + comm.rank] * 3, 1 + behind], field
+    del field
+    gc.collect()
+    assert gone() is None
+    print("interrupted done")
 
 
 def case_refused(comm):

@@ -4,12 +4,15 @@ import array
 import ctypes
 import gc
 import sys
+import threading
 import unittest
 import unittest.mock
 import weakref
 
 import megadp
 from megadp import _dlpack
+from megadp._library import lib
+from megadp._waiting import wait_for
 
 try:
     import numpy as np
@@ -421,6 +424,46 @@ class Taking(World):
         del values
         self.comm.barrier()
         self.comm.all_reduce(array.array("f", [1]), wait=False).wait()
+        gc.collect()
+        self.assertIsNone(gone())
+
+    def test_requests_that_threads_drop(self):
+        """Each looks after what the others have dropped; a call failed between them, and arrays that were worked on were freed."""
+        def work():
+            try:
+                with megadp.Comm(megadp.unique_id(), 0, 1, host_threads=1) as comm:
+                    for _ in range(3000):
+                        comm.all_reduce(array.array("f", [1] * 1000), wait=False)
+            except BaseException as error:
+                failed.append(error)
+
+        failed, before = [], sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        try:
+            threads = [threading.Thread(target=work) for _ in range(3)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            sys.setswitchinterval(before)
+        self.assertEqual(failed, [])
+
+    def test_interrupted_behind_the_call(self):
+        """A signal's handler raises when the operation has begun, and before anybody has its request: its arrays were freed."""
+        def call(*arguments):
+            self.comm._call(lib.mdp_barrier, *arguments)
+            raise KeyboardInterrupt
+
+        values = array.array("f", [1, 2])
+        gone = weakref.ref(values)
+        with self.assertRaises(KeyboardInterrupt):
+            wait_for(call, keep=(values,))
+        del values
+        gc.collect()
+        self.assertIsNotNone(gone())
+        self.comm.barrier()
+        self.comm.barrier()
         gc.collect()
         self.assertIsNone(gone())
 

@@ -46,6 +46,12 @@ class Caller(unittest.TestCase):
     def test_interrupted(self):
         self.run_case("interrupted", (1, 3))
 
+    def test_kept(self):
+        self.run_case("kept", (1, 2))
+
+    def test_interrupted_at_the_ends(self):
+        self.run_case("interrupted_at_the_ends", (1, 2))
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -29,6 +29,10 @@ class Halo(unittest.TestCase):
         for ranks in (1, 2, 3):
             self.run_case(ranks, "staggered")
 
+    def test_interrupted(self):
+        for ranks in (1, 2):
+            self.run_case(ranks, "interrupted")
+
     def test_refused(self):
         self.run_case(2, "refused")
 

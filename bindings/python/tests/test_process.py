@@ -419,6 +419,46 @@ class Pickled(unittest.TestCase):
                 self.assertIs(type(copy.copy(thing)), type(thing))
             self.assertEqual(copy.copy(buffer).param("w").shape, (3,))
 
+    def test_copies(self):
+        """By copy.copy: they were closed with what they had been made from."""
+        comm = megadp.Comm()
+        buffer = megadp.Buffer(comm, {"w": (3,)})
+        things = [megadp.Optimizer(buffer, lr=0.1), megadp.Grid(comm), buffer, comm]
+        del buffer, comm
+        while things:
+            thing = things.pop(0)
+            same, handle = copy.copy(thing), thing._handle
+            del thing
+            gc.collect()
+            self.assertFalse(same.closed)
+            del same
+            gc.collect()
+            self.assertTrue(handle.closed)
+        comm = megadp.Comm()
+        request = copy.copy(comm.barrier(wait=False))
+        gc.collect()
+        self.assertTrue(request.wait(60))
+
+    def test_interrupted_behind_the_count(self):
+        """A signal's handler that raised when a call had been counted left its handle open for ever."""
+        class Raising:
+            def __enter__(self):
+                return real.__enter__()
+
+            def __exit__(self, *about):
+                real.__exit__(*about)
+                handle._lock = real
+                raise KeyboardInterrupt
+
+        comm = megadp.Comm()
+        handle, real = comm._handle, comm._handle._lock
+        handle._lock = Raising()
+        with self.assertRaises(KeyboardInterrupt):
+            comm.barrier()
+        self.assertEqual(handle.calls, 0)
+        comm.close()
+        self.assertIsNone(handle.pointer)
+
     def test_half_made(self):
         """A Lease that pickle has begun to make had an exception that nobody could catch."""
         with unittest.mock.patch("sys.unraisablehook") as told:

@@ -54,11 +54,10 @@ def save_checkpoint(directory: "Path", *parts: Union[Buffer, Optimizer], tensors
     for name, data in (("shared", shared_data), ("rank", rank_data)):
         kept.append(_bytes(data, f"{name}_data"))
         fields.update({f"{name}_data": ctypes.addressof(kept[-1]), f"{name}_bytes": len(kept[-1])})
-    out = None if wait else ctypes.POINTER(_raw.mdp_request)()
-    handles = _collective(lib.mdp_checkpoint_save, directory, parts, tensors, False, fields, None if out is None else ctypes.byref(out))
-    if out is None:
+    request = None if wait else Request()
+    handles = _collective(lib.mdp_checkpoint_save, directory, parts, tensors, False, fields, None if request is None else request._out())
+    if request is None:
         return None
-    request = Request(out)
     _see_through(request, [handle.lend() for handle in handles])
     return request
 

@@ -9,7 +9,7 @@ import ctypes
 import os
 import threading
 import weakref
-from typing import Any, Callable, Optional, Sequence, TypeVar
+from typing import Any, Callable, List, Optional, Sequence, TypeVar
 
 from ._errors import MegaDPError, Status, invalid
 
@@ -21,11 +21,13 @@ _at_process_exit.restype = ctypes.c_int
 
 
 class Handle:
-    """A pointer to an opaque struct, the function that destroys it, and how many calls and views use it. Any thread."""
+    """A pointer to an opaque struct, the function that destroys it, how many calls and views use it, and what is kept for as long as it is
+    there: arrays that the library works on, functions that it calls. Any thread."""
 
-    def __init__(self, pointer: Any, destroy: Any, what: str) -> None:
+    def __init__(self, pointer: Any, destroy: Any, what: str, kept: Sequence[Any] = ()) -> None:
         self.pointer = pointer
         self.what = what
+        self.kept: List[Any] = list(kept)
         self._destroy = destroy
         self._calls = 0
         self._views = 0
@@ -48,16 +50,29 @@ class Handle:
             raise MegaDPError(Status.STATE, f"this {self.what} is closed")
         if self._foreign():  # the lock may have been held when the process was forked; the library knows what to answer
             return function(self.pointer, *arguments)
-        with self._lock:
-            if self._closed:
-                raise MegaDPError(Status.STATE, f"this {self.what} is closed")
-            self._calls += 1
-        try:
+        counted = 0
+        try:  # a signal's handler may raise as soon as the lock is released
+            with self._lock:
+                if self._closed:
+                    raise MegaDPError(Status.STATE, f"this {self.what} is closed")
+                self._calls += 1
+                counted = 1
             return function(self.pointer, *arguments)
         finally:
             with self._lock:
-                self._calls -= 1
+                self._calls -= counted
                 self._destroy_if_unused()
+
+    def keep(self, what: Any, call: Callable[[], Any]) -> None:
+        """call(), from which on the library uses this, in place of what was kept before. It is kept from before the call, since a signal's
+        handler may raise behind it; after the library's own error the library uses what it used before."""
+        self.kept.append(what)
+        try:
+            call()
+        except MegaDPError:
+            self.kept[:] = [each for each in self.kept if each is not what]
+            raise
+        self.kept[:] = [what]
 
     def lend(self) -> "Lease":
         """Keeps the handle's memory alive for as long as the answer lives, also beyond close()."""
@@ -98,6 +113,7 @@ class Handle:
         if self._closed and self._calls == 0 and self._views == 0 and self.pointer is not None:
             pointer, self.pointer = self.pointer, None
             self._destroy(pointer)
+            self.kept.clear()  # an update function, say, refers to its optimizer
 
 
 class Lease:
@@ -125,8 +141,17 @@ def inside(handles: Sequence[Handle], call: Callable[..., Any], *pointers: Any) 
     return handles[0].call(lambda pointer: inside(handles[1:], call, *pointers, pointer))
 
 
+class _Shared:
+    """What an object and those that copy.copy has made of it have in common. Its end is the end of the last of them."""
+
+
 class InProcess:
     """Of what is this process's own: it can be shared by copy.copy, and not pickled, nor copied deeply."""
+
+    def _at_last(self, end: Callable[..., Any], *arguments: Any) -> None:
+        """end(*arguments), when nobody refers to this object any more, nor to a copy of it."""
+        self._shared = _Shared()
+        weakref.finalize(self._shared, end, *arguments).atexit = False
 
     def __copy__(self: Own) -> Own:
         same = type(self).__new__(type(self))
@@ -144,14 +169,14 @@ class InProcess:
 
 class Closable(InProcess):
     """What Comm, Grid, Buffer and Optimizer have in common: an explicit close, also at the end of a `with` block, when nobody refers to
-    the object any more, and at the end of the process."""
+    the object or a copy of it any more, and at the end of the process."""
 
     _handle: Handle
 
     def _own(self, pointer: Any, destroy: Any) -> None:
         self._handle = Handle(pointer, destroy, type(self).__name__)
         _open.add(self._handle)
-        weakref.finalize(self, self._handle.close).atexit = False
+        self._at_last(self._handle.close)
 
     def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return self._handle.call(function, *arguments)

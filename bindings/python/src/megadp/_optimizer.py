@@ -14,7 +14,7 @@ from ._library import lib, sized, text_of
 from ._optimizer_config import Rule, optimizer_config, state_names
 from ._param_group import ParamGroup, divisor, native_group, optional
 from ._param_states import ParamStates, read_param_states
-from ._pieces import Pieces, Place, Update, UpdateFunction, calling
+from ._pieces import Pieces, Place, UpdateFunction, calling, set_update
 from ._scaler import Scaler, native_scaler, scaler_from
 from ._tensor import Tensor, _struct
 from ._waiting import run, wait_for
@@ -74,7 +74,6 @@ class Optimizer(Closable):
         self._own(buffer._tree.make(buffer._handle, lib.mdp_optimizer_create, _raw.mdp_optimizer, lib.mdp_optimizer_destroy,
                                     ctypes.byref(config)), lib.mdp_optimizer_destroy)
         self._place = Place(self._handle, arrays, buffer._device, tuple(param.shape for param in buffer.params), kept)
-        self._update: Optional[Update] = None
 
     def set_param_group(self, group: int, value: ParamGroup) -> None:
         """Replaces the values of one parameter group from the next step on; to be called alike on all ranks. group: its number, as Params
@@ -116,7 +115,7 @@ class Optimizer(Closable):
         (with report=False as soon as gradients are reduced); Buffer.wait then waits for one or all of them. Collective over the world.
         Raises MegaDPError: INVALID, STATE (as Buffer.sync, or that has failed before), NUMERIC, those of a lost communicator."""
         config = _step_config(loss_scale, grad_divisor, stream, lr, unchecked)
-        found: Optional[StepReport] = calling([self._update], lambda: _take(self, lib.mdp_optimizer_step, config, report, wait))
+        found: Optional[StepReport] = calling([self._place], lambda: _take(self, lib.mdp_optimizer_step, config, report, wait))
         return found
 
     def set_update(self, update: UpdateFunction) -> None:
@@ -127,7 +126,7 @@ class Optimizer(Closable):
         set_steps called. On a device each such step waits for the norm. Local. Raises MegaDPError: INVALID, STATE (another rule)."""
         if not callable(update):
             raise invalid(f"update is {update!r}; it must be a function of a Piece")
-        self._update = Update(update, self._place)
+        set_update(update, self._place)
 
     def pieces(self, lr: Optional[float] = None, loss_scale: Optional[float] = None, *, grad_divisor: Optional[float] = None,
                stream: int = 0) -> Pieces:
@@ -138,9 +137,9 @@ class Optimizer(Closable):
                     piece.master -= piece.lr * piece.grad
             pieces.report
 
-        The block may call collectives, but not change gradients or begin another step (STATE). If it raises, on any rank, the step fails on
-        all, as set_update says, and the block's own error goes on; to leave pieces out is STATE. Collective over the world. Entering it
-        raises what step does, leaving it MegaDPError: ABORTED, STATE, those of a lost communicator."""
+        The block may call collectives, but not change gradients or begin another step (STATE). If it raises, on any rank, or a signal's
+        handler where it begins or ends, the step fails on all, as set_update says, and that error goes on; to leave pieces out is STATE.
+        Collective over the world. Entering it raises what step does, leaving it MegaDPError: ABORTED, STATE, those of a lost communicator."""
         config = _step_config(loss_scale, grad_divisor, stream, lr)
         return Pieces([self._place], config, _report)
 
@@ -231,7 +230,7 @@ def step_many(optimizers: Sequence[Optimizer], loss_scale: Optional[float] = Non
         return inside(handles, lambda *pointers: lib.mdp_optimizer_step_many(kinds(*pointers), len(pointers), *arguments))
 
     config = _step_config(loss_scale, grad_divisor, stream, unchecked=unchecked)
-    found: Optional[StepReport] = calling([each._update for each in listed], lambda: _take(listed[0], call, config, report, wait))
+    found: Optional[StepReport] = calling([each._place for each in listed], lambda: _take(listed[0], call, config, report, wait))
     return found
 
 

@@ -184,26 +184,38 @@ class Update:
 
     def __init__(self, function: UpdateFunction, place: Place) -> None:
         self.raised: List[BaseException] = []  # in the step under way
-        self._generator = _updates(function, place, self.raised)
-        next(self._generator)
-        place.handle.call(lib.mdp_optimizer_set_update, _call, ctypes.c_void_p(id(self._generator)))
+        self.generator = _updates(function, place, self.raised)
+        next(self.generator)
 
 
-def calling(updates: Sequence[Optional[Update]], step: Callable[[], Any]) -> Any:
-    """step(), in which these functions may be called. What one of them raises comes out, with the library's error as its cause."""
+def set_update(function: UpdateFunction, place: Place) -> None:
+    update = Update(function, place)
+    place.handle.keep(update, lambda: place.handle.call(lib.mdp_optimizer_set_update, _call, ctypes.c_void_p(id(update.generator))))
+
+
+def calling(places: Sequence[Place], step: Callable[[], Any]) -> Any:
+    """step(), in which these optimizers' functions may be called. What one of them raises comes out, with the library's error as its cause."""
+    updates: List[Update] = [update for place in places for update in place.handle.kept]
     for each in updates:
-        if each is not None:
-            each.raised.clear()
+        each.raised.clear()
     try:
         return step()
     except MegaDPError as error:
-        raised = next((each.raised.pop() for each in updates if each is not None and each.raised), None)
+        raised = next((each.raised.pop() for each in updates if each.raised), None)
         if raised is None:
             raise
         failure = error
     if raised.__cause__ is None and raised.__context__ is None:  # its own says more
         raised.__cause__ = failure
     raise raised
+
+
+def _fail(leases: List[Lease]) -> None:
+    """Ends a step whose begin or end a signal's handler has interrupted: nobody else would, and the other ranks wait for it."""
+    try:
+        run(lambda: leases[0].call(lib.mdp_optimizer_step_finish, 1, None, None))
+    except MegaDPError:  # it was not begun, or has ended
+        pass
 
 
 class Pieces:
@@ -223,8 +235,14 @@ class Pieces:
         leases = [place.handle.lend() for place in self._places]
         pointers = [place.handle.call(lambda pointer: pointer) for place in self._places]
         kinds = ctypes.POINTER(_raw.mdp_optimizer) * len(pointers)
-        run(lambda: lib.mdp_optimizer_step_begin(kinds(*pointers), len(pointers), ctypes.byref(self._config)))
         self._leases = leases
+        try:
+            run(lambda: lib.mdp_optimizer_step_begin(kinds(*pointers), len(pointers), ctypes.byref(self._config)))
+        except BaseException as error:
+            self._leases = []
+            if not isinstance(error, MegaDPError):
+                _fail(leases)
+            raise
         return self
 
     def __iter__(self) -> Iterator[Piece]:
@@ -245,14 +263,17 @@ class Pieces:
             self._piece = None
 
     def __exit__(self, kind: Optional[type], error: Optional[BaseException], traceback: Any) -> None:
-        self._end_piece()
-        leases, self._leases = self._leases, []
-        report = sized(_raw.mdp_step_report)
+        leases = self._leases
         try:
+            self._end_piece()
+            self._leases, report = [], sized(_raw.mdp_step_report)
             run(lambda: leases[0].call(lib.mdp_optimizer_step_finish, int(error is not None), ctypes.byref(report), None))
         except MegaDPError:
             if error is None:
                 raise
             return  # what the block has raised goes on
+        except BaseException:
+            _fail(leases)
+            raise
         if error is None:
             self.report = self._read_report(report)

@@ -6,8 +6,7 @@ import ctypes
 import operator
 import threading
 import time
-import weakref
-from typing import Any, Callable, Generator, List, Optional, Tuple
+from typing import Any, Callable, Generator, List, Optional, Set, Tuple
 
 from . import _raw
 from ._dlpack import give_back_untaken
@@ -20,24 +19,21 @@ HELD = 10 * SLICE  # seconds; the longest that the process's end waits for threa
 GIVEN_UP = 1.0  # how long a call that was given up is waited for: mostly no longer than until it is asked
 
 
-class _Operation:
-    """What outlives a Request: the handle, and the arrays that are worked on until it has finished."""
-
-    def __init__(self, handle: Handle, arrays: Tuple[Any, ...]) -> None:
-        self.handle = handle
-        self.arrays = arrays
-
-
 class Request(InProcess):
     """One pending operation. Any thread. It may be dropped: the operation then goes on, and the arrays it works on are kept until it has
     finished."""
 
-    def __init__(self, pointer: Any, arrays: Tuple[Any, ...] = ()) -> None:
+    def __init__(self, arrays: Tuple[Any, ...] = ()) -> None:
+        # The operation is to begin after this: a signal's handler may raise as soon as it has, and it works on the arrays then.
         _sweep()
         self._failed = False  # and that was said
-        self._operation = _Operation(Handle(pointer, lib.mdp_request_free, "Request"), arrays)
+        self._operation = Handle(ctypes.POINTER(_raw.mdp_request)(), lib.mdp_request_free, "Request", arrays)
+        self._at_last(_drop, self._operation)
         _operations.add(self._operation)
-        weakref.finalize(self, _drop, self._operation).atexit = False
+
+    def _out(self) -> Any:
+        """Where the call that begins the operation leaves it."""
+        return ctypes.byref(self._operation.pointer)
 
     def done(self) -> bool:
         """Whether the operation has finished; raises MegaDPError where it has failed. Does not block."""
@@ -52,44 +48,50 @@ class Request(InProcess):
     def ended(self) -> bool:
         """Whether the operation has finished, well or not: unlike done, it raises nothing, and nobody counts as told of a failure. Does not
         block."""
-        return bool(self._operation.handle.call(lib.mdp_request_peek) != _raw.MDP_PENDING)
+        return bool(self._operation.call(lib.mdp_request_peek) != _raw.MDP_PENDING)
 
     def _ask(self, function: Any, *arguments: Any) -> bool:
         try:
-            if self._operation.handle.call(function, *arguments) == _raw.MDP_PENDING:
+            if self._operation.call(function, *arguments) == _raw.MDP_PENDING:
                 return False
         except MegaDPError as error:
             if error.code != Status.STATE:  # a forked child's question: the operation is the parent's
-                self._operation.arrays = ()
+                self._operation.kept.clear()
                 self._failed = True
             raise
-        self._operation.arrays = ()
+        self._operation.kept.clear()
         return True
 
 
-_operations: "weakref.WeakSet[_Operation]" = weakref.WeakSet()
-_dropped: List[_Operation] = []  # by requests that nobody refers to, while something works on their arrays
+# Handles of requests, with the arrays that are worked on. Sets, of which each call is one step for other threads and for signal handlers: a lock
+# could be held by another thread when the process is forked, or by the code below a finalizer.
+_operations: Set[Handle] = set()
+_dropped: Set[Handle] = set()  # those of requests that nobody refers to, while something works on their arrays
 
 
-def _drop(operation: _Operation) -> None:
-    if operation.arrays:
-        _dropped.append(operation)
+def _drop(operation: Handle) -> None:
+    """Asks nothing of the library: as a finalizer it may run between another call's failure and its sentence."""
+    if operation.kept and operation.pointer:
+        _dropped.add(operation)
     else:
-        operation.handle.close()
+        _free(operation)
+
+
+def _free(operation: Handle) -> None:
+    operation.close()
+    _operations.discard(operation)
+    _dropped.discard(operation)
 
 
 def _sweep() -> None:
-    """Lets go of the arrays of dropped operations that have ended."""
-    for _ in range(len(_dropped)):
-        operation = _dropped.pop(0)
+    """Lets go of the arrays of dropped operations that have ended. Several threads may do so at once."""
+    for operation in list(_dropped):
         try:
-            pending = operation.handle.call(lib.mdp_request_test) == _raw.MDP_PENDING
-        except MegaDPError:  # failed, and nobody is interested
-            pending = False
-        if pending:
-            _dropped.append(operation)
-        else:
-            operation.handle.close()
+            if operation.call(lib.mdp_request_test) == _raw.MDP_PENDING:
+                continue
+        except MegaDPError:  # failed, and nobody is interested; or freed by another thread
+            pass
+        _free(operation)
 
 
 _held: List[None] = []  # one for each thread that stays in the library
@@ -109,7 +111,7 @@ def _hold_threads() -> None:
     _asked.ask = ().count  # this thread's stays as it is
     setattr(_Asked, "ask", staticmethod(_hold))
     until = time.monotonic() + HELD
-    while len(_held) < calls_under_way() + sum(operation.handle.calls for operation in list(_operations)) and time.monotonic() < until:
+    while len(_held) < calls_under_way() + sum(operation.calls for operation in list(_operations)) and time.monotonic() < until:
         time.sleep(SLICE / 10)
 
 
@@ -117,8 +119,8 @@ def _at_exit() -> None:
     give_back_untaken()
     _hold_threads()
     for operation in list(_operations):
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(operation.arrays))  # may be worked on until the process has ended
-        operation.handle.close_at_exit()
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(tuple(operation.kept)))  # may be worked on until the process has ended
+        operation.close_at_exit()
     close_all_at_exit()
 
 
@@ -217,9 +219,9 @@ class _Task:
 
 def wait_for(call: Callable[..., Any], *arguments: Any, keep: Tuple[Any, ...] = ()) -> Request:
     """Starts call(*arguments, out) and returns its request."""
-    out = ctypes.POINTER(_raw.mdp_request)()
-    call(*arguments, ctypes.byref(out))
-    return Request(out, keep)
+    request = Request(keep)
+    call(*arguments, request._out())
+    return request
 
 
 def finish(request: Request, wait: bool) -> Optional[Request]:

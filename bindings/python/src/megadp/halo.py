@@ -103,7 +103,6 @@ class Halo(Closable):
         self.padded_shape = tuple(before + size + behind for before, size, behind in zip(lows, shape, highs))
         self.padded_shapes = tuple(tuple(size + more for size, more in zip(self.padded_shape, values)) for values in longer)
         self.inside = tuple(slice(before, before + size) for before, size in zip(lows, shape))
-        self._kept: Optional[Any] = None
 
     def array(self, index: int = 0) -> Tensor:
         """One of the padded arrays that the library has made, zero at first. Much that neighbours on the node need of these they read there, so
@@ -119,15 +118,14 @@ class Halo(Closable):
         Raises MegaDPError: INVALID (shapes, dtypes), STATE (it was started), those of a lost communicator."""
         operands = [operand(field, f"fields[{i}]", writable=True, stream=stream) for i, field in enumerate(fields)]
         tensors = (_raw.mdp_tensor * len(operands))(*(tensor for tensor, _ in operands))
-        kept = (operands, tensors)
-        self._tree.run(self._handle, lib.mdp_halo_start, tensors, len(operands), _raw.MDP_HALO_BACKWARD if backward else 0, stream or None)
-        self._kept = kept  # the memory is the library's until finish
+        arguments = (tensors, len(operands), _raw.MDP_HALO_BACKWARD if backward else 0, stream or None)
+        self._handle.keep((operands, tensors), lambda: self._tree.run(self._handle, lib.mdp_halo_start, *arguments))
 
     def finish(self, stream: int = 0) -> None:
         """Waits for the neighbours. Raises MegaDPError: STATE (it was not started), DESYNC (one of them went the other way), those of a lost
         communicator."""
         self._tree.run(self._handle, lib.mdp_halo_finish, stream or None)
-        self._kept = None
+        self._handle.kept.clear()  # until here the memory was the library's
 
     def exchange(self, *fields: Any, backward: bool = False, stream: int = 0) -> None:
         """start and finish."""
