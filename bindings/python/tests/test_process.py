@@ -390,6 +390,30 @@ interrupted(lambda: megadp.Comm(bootstrap=gather, rank=0, size=2, timeout=1000))
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         self.assertEqual((ended.stdout, ended.returncode, ended.stderr), ("interrupted\n", 0, ""))
 
+    def test_joined_too_late(self):
+        """A Comm that comes when nobody waits for it any more: the other ranks took it for one that goes on."""
+        source = self.SOURCE + """
+from megadp import _comm, _waiting
+real, let, destroyed = _comm.lib, threading.Event(), threading.Event()
+class Late:
+    def __getattr__(self, name):
+        return getattr(real, name)
+    def mdp_comm_create(self, *arguments):
+        let.wait()
+        return real.mdp_comm_create(*arguments)
+    def mdp_comm_destroy(self, comm):
+        real.mdp_comm_destroy(comm)
+        destroyed.set()
+_comm.lib, _waiting.GIVEN_UP = Late(), 0.1
+interrupted(lambda: megadp.Comm(bootstrap=lambda mine: [mine], rank=0, size=1))
+print(destroyed.is_set())
+let.set()
+print(destroyed.wait(60))
+"""
+        ended = subprocess.run([sys.executable, "-c", source], env=support.environment(), text=True, timeout=support.PATIENCE,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.assertEqual((ended.stdout.split(), ended.returncode, ended.stderr), (["interrupted", "False", "True"], 0, ""))
+
     def test_joining(self):
         """The ranks that do not come are no longer waited for."""
         source = self.SOURCE + """

@@ -140,13 +140,25 @@ class Comm(Closable):
             config.bootstrap = ctypes.pointer(meeting.struct)
 
         out = ctypes.POINTER(_raw.mdp_comm)()
+
+        def create() -> Any:
+            return lib.mdp_comm_create(ctypes.byref(config), given, ctypes.byref(out))
+
+        def destroy() -> None:  # where it was made, and then a signal came; once, by whichever thread
+            if out:
+                for made in unwanted:
+                    lib.mdp_comm_destroy(made)
+
+        unwanted = iter([out])
         try:
-            (run if meeting is None else run_beside)(lambda: lib.mdp_comm_create(ctypes.byref(config), given, ctypes.byref(out)))
+            if meeting is None:
+                run(create)
+            else:
+                run_beside(create, destroy)
         except MegaDPError as failure:
             raise failure from (meeting.error if meeting is not None else None)
         except BaseException:
-            if out:  # it was made, and then a signal came
-                lib.mdp_comm_destroy(out)
+            destroy()
             raise
         self._take(out)
 

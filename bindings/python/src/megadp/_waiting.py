@@ -179,11 +179,12 @@ def run(call: Callable[[], Any]) -> Any:
     return result
 
 
-def run_beside(call: Callable[[], Any]) -> Any:
-    """As run, for a call that calls Python functions by itself: on a thread of its own, so that no signal handler runs in those."""
+def run_beside(call: Callable[[], Any], undo: Callable[[], Any] = lambda: None) -> Any:
+    """As run, for a call that calls Python functions by itself: on a thread of its own, so that no signal handler runs in those. undo: of a call
+    that was given up, when it is over; where the wait for that is given up too, on the call's thread."""
     if threading.current_thread() is not threading.main_thread():
         return call()
-    task = _Task(call)
+    task = _Task(call, undo)
     thread = threading.Thread(target=task.run, name="megadp call", daemon=True)
     thread.start()
     try:
@@ -201,12 +202,12 @@ def run_beside(call: Callable[[], Any]) -> Any:
 class _Task:
     """A call that somebody waits for, or no longer."""
 
-    def __init__(self, call: Callable[[], Any]) -> None:
+    def __init__(self, call: Callable[[], Any], undo: Callable[[], Any]) -> None:
         self.done = threading.Event()
         self.result: Any = None
         self.error: Optional[BaseException] = None
         self.given_up: List[None] = []
-        self._call = call
+        self._call, self._undo = call, undo
 
     def run(self) -> None:
         _asked.ask = self.given_up.count  # 1 once there is a None in it, which is what the library hands over
@@ -215,6 +216,8 @@ class _Task:
         except BaseException as error:
             self.error = error
         self.done.set()
+        if self.given_up:
+            self._undo()
 
 
 def wait_for(call: Callable[..., Any], *arguments: Any, keep: Tuple[Any, ...] = ()) -> Request:
