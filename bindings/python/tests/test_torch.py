@@ -396,6 +396,23 @@ class Steps(unittest.TestCase):
                     elements.update(elements.defaults, kept, master, grad, dict(zip(kept.entries, arrays)), step)
 
 
+class Groups(World):
+    def test_new_ones(self):
+        """Trainers replace param_groups: optimizers of torch's went on with the rates of the dicts that they were made with."""
+        for make in (megadp.torch.ShardedSGD, lambda model, **given: megadp.torch.ShardedElementwise(model, torch.optim.SGD, **given)):
+            module = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Linear(1, 1))
+            groups = [{"params": list(part.parameters())} for part in module]
+            model = self.wrap(module, param_groups=groups)
+            optimizer = make(model, lr=1.0)
+            before = [p.detach().clone() for p in module.parameters()]
+            optimizer.param_groups = [dict(group, lr=lr) for group, lr in zip(optimizer.param_groups, (0.0, 0.5))]
+            model(torch.ones(1, 2)).sum().backward()
+            grads = [p.grad.detach().clone() for p in module.parameters()]
+            optimizer.step()
+            for p, was, grad, lr in zip(module.parameters(), before, grads, (0, 0, 0.5, 0.5)):
+                torch.testing.assert_close(p.detach(), was - lr * grad)
+
+
 class Averages(World):
     def test_in_their_place(self):
         """As torch's AveragedModel that begins with the model before its first step; of a rule and of an optimizer of torch's."""

@@ -187,16 +187,22 @@ class ShardedElementwise(ShardedOptimizer):
         arrays, states = self._arranged(model, made, by_elements)
         super().__init__(model, "caller", elements.defaults, {"average_decay": average_decay}, {}, max_grad_norm, groups, arrays, states)
         whole = model._sharding in OWNED_WHOLE  # then a class sees parameters as they are, also one that has been found to go by elements
-        of_param = {i: next(group for group in self.param_groups if any(p is each for each in group["params"])) for i, p in numbered.items()}
+        number_of = {i: group_of[id(p)] - numbers[0] for i, p in numbered.items()}
+        self._stepped_with: List[Dict[str, Any]] = []
+        groups = self._stepped_with  # not self, which has what has this function
 
         def update(piece: Piece) -> None:
-            group = {name: value for name, value in of_param[piece.param].items() if name != "params"}
+            group = groups[number_of[piece.param]]
             shape = model.storage.params[piece.param].shape if whole else None
             known = elements.kept(group, shape)
             taken = {name: as_tensor(piece._tensor(name, False, shape)) for name in ("master", "grad", *known.entries)}
             elements.update(group, known, taken.pop("master"), taken.pop("grad"), taken, piece.step)
 
         self._native.set_update(update)
+
+    def _tell(self) -> None:
+        super()._tell()
+        self._stepped_with[:] = [{name: value for name, value in group.items() if name != "params"} for group in self.param_groups]
 
     def _arranged(self, model: "DataParallel", made: Dict[int, Kept], by_elements: bool) -> Tuple[Tuple[str, ...], Dict[str, Dict[Which, Keeps]]]:
         """Names of arrays, and param_states. Of an element-wise rule all are arrays, so that a checkpoint fits any sharding."""
