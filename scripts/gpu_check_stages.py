@@ -206,7 +206,7 @@ def conformance(stage, place):
     row(stage, "ranks as threads", None, why=RANKS_AS_PROCESSES)
 
 
-TORCH_TESTS = ("torch", "torch_ddp", "torch_training", "torch_tp", "torch_tp_habits", "torch_cp", "torch_spatial", "torch_checkpoint", "torch_writes")
+TORCH_TESTS = ("torch", "torch_gather", "torch_ddp", "torch_training", "torch_tp", "torch_tp_habits", "torch_cp", "torch_spatial", "torch_checkpoint", "torch_writes")
 
 
 def torch_tests(stage, place):

@@ -15,7 +15,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 # What a file cannot do without. Those that work without numpy skip the cases that need it.
 NEEDS = {"training": ("numpy",), "rules": ("numpy",), "small_state": ("numpy",), "readme": ("numpy",), "jax": ("numpy", "jax"), "jax_tp": ("numpy", "jax"),
          "jax_cp": ("numpy", "jax"), "jax_elementwise": ("numpy", "jax"), "jax_whole": ("numpy", "jax"), "caller": ("numpy",), "muon": ("numpy",),
-         "torch": ("torch",), "torch_checkpoint": ("torch",), "torch_cp": ("torch",), "torch_ddp": ("torch",), "torch_page": ("torch",),
+         "torch": ("torch",), "torch_checkpoint": ("torch",), "torch_cp": ("torch",), "torch_ddp": ("torch",), "torch_gather": ("torch",), "torch_page": ("torch",),
          "torch_spatial": ("torch",), "torch_tp": ("torch",), "torch_tp_habits": ("torch",), "torch_training": ("torch",), "torch_writes": ("torch",),
          "wheel": ("numpy", "scikit_build_core"), "types": ("numpy", "jax", "mypy")}
 NEEDS_DIGITS = ("training", "muon", "jax", "torch_spatial", "torch_training", "wheel")

@@ -125,6 +125,46 @@ print("equal", flush=True)
 """
 
 
+# The function that trains ends right after its last step, of which rank 1 has not gathered its part: it is stopped until rank 0 has begun to read.
+GONE = """
+import gc, os, signal, sys, threading, time, torch, megadp, megadp.torch
+torch.set_num_threads(1)
+torch.manual_seed(0)
+comm = megadp.Comm()
+pids = torch.zeros(comm.size, dtype=torch.int64)
+comm.all_gather(torch.tensor([os.getpid()]), pids)
+module = torch.nn.Linear(2048, 4096, bias=False)
+def train():
+    model = megadp.torch.DataParallel(module, comm, gather_in_forward=True)
+    optimizer = megadp.torch.ShardedSGD(model, lr=1.0)
+    for _ in range(2):
+        model(torch.ones(2, 2048)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    if comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if CLOSED:
+        model.storage.close()
+def go_on():
+    while open(f"/proc/{pids[1].item()}/stat").read().rpartition(")")[2].split()[0] != "T":
+        time.sleep(0.01)
+    time.sleep(1)
+    os.kill(pids[1].item(), signal.SIGCONT)
+train()
+gc.collect()
+if comm.rank == 0:
+    threading.Thread(target=go_on).start()
+with torch.no_grad():
+    at_once = module.weight.detach().clone()
+    comm.barrier()
+    assert torch.equal(module.weight, at_once)
+whole = torch.empty(comm.size, *at_once.shape)
+comm.all_gather(at_once, whole)
+assert torch.equal(whole[0], whole[1])
+print("whole", flush=True)
+"""
+
+
 class TorchTraining(unittest.TestCase):
     def losses(self, ended):
         return [float(line) for line in support.check_ended(self, ended).split()]
@@ -146,6 +186,13 @@ class TorchTraining(unittest.TestCase):
         out = support.check_ended(self, support.run_ranks(2, ["-c", OVERLAP]))
         print(out.strip(), flush=True)
         self.assertEqual(out.count("bucket 0 reduced"), 2)
+
+    def test_the_model_is_gone(self):
+        """A module that is used on after its model and optimizer: parameters were read in the middle of the last gather."""
+        for closed in ("False", "True"):
+            with self.subTest(closed=closed):
+                out = support.check_ended(self, support.run_ranks(2, ["-c", GONE.replace("CLOSED", closed)]))
+                self.assertEqual(out.split(), ["whole"] * 2)
 
     def test_equal_to_torch(self):
         """Microbatches, parameters used by one rank, by none or twice, groups, schedules, statistics of batch norms."""

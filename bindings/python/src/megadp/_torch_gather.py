@@ -6,18 +6,19 @@ A module waits for its own parameters before its forward. But a weight may also 
 its first use a parameter is of a class of its own, whose __torch_function__ waits; from then on it is what it was, and costs nothing.
 """
 import sys
-import weakref
 from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 
 from ._buffer import Buffer
 from ._errors import MegaDPError, Status
+from ._library import lib
 from ._torch_eager import eager
 from ._torch_steps import stream_of
+from ._waiting import run
 
 _AT_ONCE = frozenset(("grad", "requires_grad", "shape", "dtype", "device", "is_cuda", "is_cpu", "ndim", "is_leaf", "_backward_hooks"))
-_awaiting: "weakref.WeakValueDictionary[int, Gathering]" = weakref.WeakValueDictionary()  # by id of a parameter
+_GATHERING = "_megadp_gathering"  # of a parameter that is awaited: the model may be gone before its module is used
 
 
 class AwaitedParameter(torch.nn.Parameter):
@@ -52,15 +53,21 @@ class AwaitedParameter(torch.nn.Parameter):
 
 def _end_waiting(p: torch.nn.Parameter) -> None:
     p.__class__ = torch.nn.Parameter
+    p.__dict__.pop(_GATHERING, None)
+
+
+@eager
+def _wait_for(p: torch.nn.Parameter) -> None:
+    gathering = p.__dict__.get(_GATHERING)
+    if gathering is not None:
+        gathering.wait(p)
+    else:  # another thread has waited
+        _end_waiting(p)
 
 
 def _wait_for_all_in(value: Any) -> None:
     if type(value) is AwaitedParameter:
-        gathering = _awaiting.get(id(value))
-        if gathering is not None:
-            gathering.wait(value)
-        else:
-            _end_waiting(value)
+        _wait_for(value)
     elif isinstance(value, (list, tuple)):
         for item in value:
             _wait_for_all_in(item)
@@ -81,16 +88,13 @@ class _Hook:
 class _Before(_Hook):
     """A module's forward hook; copies and files of the module get one that does nothing, which an Unwrapped takes away."""
 
-    def __init__(self, gathering: "Gathering", own: List[torch.nn.Parameter]) -> None:
-        self._gathering = weakref.ref(gathering)
+    def __init__(self, own: List[torch.nn.Parameter]) -> None:
         self._own = own
 
     def __call__(self, *_: Any) -> None:
-        gathering = self._gathering()
-        if gathering is not None:
-            for p in self._own:
-                if type(p) is AwaitedParameter:
-                    gathering.wait(p)
+        for p in self._own:
+            if type(p) is AwaitedParameter:
+                _wait_for(p)
 
     def __reduce__(self) -> Any:
         return _nothing_to_wait_for, ()
@@ -116,35 +120,41 @@ class Gathering:
 
     def __init__(self, storage: Buffer, module: torch.nn.Module, params: Dict[int, torch.nn.Parameter], viewed: List[torch.nn.Parameter]) -> None:
         self._storage, self._params = storage, params
+        self._lease = storage._handle.lend()  # a closed Buffer's gathers go on
         self._numbers = {id(p): i for i, p in params.items()}
         # Compiled code does not come through __torch_function__, and a class of its own would be compiled for anew.
         self._compiled = any(isinstance(part, torch.jit.ScriptModule) or type(part).__name__ == "OptimizedModule" or
                              getattr(part, "_compiled_call_impl", None) is not None for part in module.modules())
         apart = set(map(id, viewed))
         self._plain = {i: type(p) is torch.nn.Parameter and not self._compiled and id(p) not in apart for i, p in params.items()}
-        for i, p in params.items():
-            if self._plain[i]:
-                _awaiting[id(p)] = self
         for part in module.modules() if not self._compiled else ():
             own = [p for p in part.parameters(recurse=False) if id(p) in self._numbers]
             if own:
-                part.register_forward_pre_hook(_Before(self, own))
+                part.register_forward_pre_hook(_Before(own))
 
     def stepped(self) -> None:
         """New values are on their way. Those of parameters that cannot be awaited are waited for here."""
         for i, p in self._params.items():
             if self._plain[i]:
+                p.__dict__[_GATHERING] = self
                 p.__class__ = AwaitedParameter
             else:  # nothing would say when it is used
                 self._storage.wait(i, stream=stream_of(p))
 
-    @eager
     def wait(self, p: torch.nn.Parameter) -> None:
+        """It stays awaited while this waits, for other threads, and where a signal's handler raises."""
+        number, stream = self._numbers[id(p)], stream_of(p)
+        try:
+            if self._storage.closed:
+                run(lambda: self._lease.call(lib.mdp_param_wait, number, stream or None))
+            else:
+                self._storage.wait(number, stream=stream)
+        except MegaDPError:  # is told once: what is there may be saved
+            _end_waiting(p)
+            raise
         _end_waiting(p)
-        if not self._storage.closed:
-            self._storage.wait(self._numbers[id(p)], stream=stream_of(p))
 
     def waited(self) -> None:
         for p in self._params.values():
-            if type(p) is AwaitedParameter:
+            if p.__dict__.get(_GATHERING) is self:
                 _end_waiting(p)
