@@ -104,7 +104,7 @@ class SocketTransport final : public Transport {
   static void deliver(Peer& peer, size_t lane);
   static void not_expected(Peer& peer, size_t bytes);
   bool move_all(bool* asked);
-  Status look_around(const Stop& stop, Deadline deadline, uint64_t moved_ns, const Describe& during);
+  Status look_around(const Stop& stop, Deadline deadline, const Describe& during);
   void sleep() const;
 
   Fd listener_;                // while the connections are made
@@ -368,11 +368,13 @@ bool SocketTransport::move_all(bool* asked) {
   return any;
 }
 
-Status SocketTransport::look_around(const Stop& stop, Deadline deadline, uint64_t moved_ns, const Describe& during) {
+// A rank that has left is not given up before its connection ends: its goodbye, which goes another way, overtakes data that the system
+// still sends, or sends again, for a process that is gone.
+Status SocketTransport::look_around(const Stop& stop, Deadline deadline, const Describe& during) {
   if (Status status = interrupted(stop, during); !status.ok()) return status;
   for (const int rank : busy_) {
     const std::string& broken = peers_.at(rank).broken;
-    if (!broken.empty() || left_for_good(rank, moved_ns)) return lost(rank, broken, during, stop);
+    if (!broken.empty()) return lost(rank, broken, during, stop);
   }
   return deadline.passed() && !busy_.empty() ? timed_out(busy_, during) : Status();
 }
@@ -389,12 +391,11 @@ void SocketTransport::sleep() const {
 
 Status SocketTransport::wait(const Stop& stop, const Describe& during, const Enough& enough) {
   Deadline deadline = deadline_of_wait();
-  uint64_t moved_ns = now_ns();
   const auto ended = [&] { return busy_.empty() || (enough && enough()); };
   for (int idle = 0; !ended();) {
     bool asked = false;
     const bool moved = move_all(&asked);
-    Status status = ended() ? Status() : look_around(stop, deadline, moved_ns, during);
+    Status status = ended() ? Status() : look_around(stop, deadline, during);
     if (!status.ok()) {
       // A rank may have done its part first and failed then: what it sent has come by now.
       move_all(&asked);
@@ -403,7 +404,6 @@ Status SocketTransport::wait(const Stop& stop, const Describe& during, const Eno
       return status;
     }
     idle = moved ? 0 : idle + 1;
-    if (moved) moved_ns = now_ns();
     if (asked) deadline = deadline_of_wait();
     if (idle > kSpins) sleep();
   }

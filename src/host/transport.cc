@@ -19,7 +19,6 @@ namespace megadp::host {
 namespace {
 
 constexpr const char* kVariable = "MEGADP_TRANSPORT";
-constexpr uint64_t kLeftNs = 250'000'000;  // nothing has moved for so long: what a rank sent before it left has come or never will
 
 const char* name_of(TransportKind kind) {
   return kind == TransportKind::sockets ? "sockets" : "ucx";
@@ -169,10 +168,6 @@ Status Transport::timed_out(const std::vector<int>& missing, const Describe& dur
                       Blame{.rank = missing.front()});
   world_->fail(status);
   return status;
-}
-
-bool Transport::left_for_good(int peer, uint64_t moved_ns) const {
-  return world_->has_left(peer) && now_ns() - moved_ns >= kLeftNs;
 }
 
 }  // namespace megadp::host

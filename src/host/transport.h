@@ -68,8 +68,6 @@ class Transport {
   Status timed_out(const std::vector<int>& missing, const Describe& during);
   // The World knows more of a death than a broken connection tells (which process, that it left on purpose): it is asked first.
   void wait_for_news_of(int peer, const Stop& stop) const;
-  // A receive from a rank that has left may still be fulfilled: its goodbye, which goes another way, can overtake its data.
-  bool left_for_good(int peer, uint64_t moved_ns) const;
 
   const std::shared_ptr<World> world_;
 };
