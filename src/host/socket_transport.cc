@@ -102,7 +102,7 @@ class SocketTransport final : public Transport {
   static bool receive_more(Peer& peer);
   static void choose_place(Peer& peer);
   static void deliver(Peer& peer, size_t lane);
-  static void not_expected(Peer& peer, size_t bytes);
+  static void not_expected(Peer& peer, size_t lane, size_t bytes);
   bool move_all(bool* asked);
   Status look_around(const Stop& stop, Deadline deadline, const Describe& during);
   void sleep() const;
@@ -262,7 +262,7 @@ void SocketTransport::deliver(Peer& peer, size_t lane) {
   auto& asked = peer.in[lane];
   while (!early.empty() && !asked.empty() && peer.kept != &early.front()) {
     const Message& message = asked.front();
-    if (early.front().size() != message.bytes) return not_expected(peer, early.front().size());
+    if (early.front().size() != message.bytes) return not_expected(peer, lane, early.front().size());
     std::memcpy(message.data, early.front().data(), message.bytes);
     if (message.done != nullptr) *message.done = true;
     early.pop_front();
@@ -270,8 +270,8 @@ void SocketTransport::deliver(Peer& peer, size_t lane) {
   }
 }
 
-void SocketTransport::not_expected(Peer& peer, size_t bytes) {
-  const auto& asked = peer.in[peer.lane()];
+void SocketTransport::not_expected(Peer& peer, size_t lane, size_t bytes) {
+  const auto& asked = peer.in[lane];
   peer.broken = text("a message of ", bytes, " bytes came, and ",
                      asked.empty() ? "none was expected" : text("one of ", asked.front().bytes, " was expected"));
 }
@@ -317,7 +317,7 @@ void SocketTransport::choose_place(Peer& peer) {
   if (asked.empty() && header.length <= kEarlyBytes) {
     peer.kept = &peer.early[peer.lane()].emplace_back(header.length, 0);
   } else if (asked.empty() || asked.front().bytes != header.length) {
-    not_expected(peer, header.length);
+    not_expected(peer, peer.lane(), header.length);
   }
 }
 
