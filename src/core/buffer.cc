@@ -3,9 +3,12 @@
 #include "core/buffer.h"
 
 #include <array>
+#include <string_view>
+#include <unordered_map>
 #include <utility>
 
 #include "base/hash.h"
+#include "base/text.h"
 #include "control/agreement.h"
 #include "control/memory_check.h"
 #include "core/replicas.h"
@@ -16,6 +19,53 @@ namespace {
 // What this rank has registered, for those of the axes to compare with.
 Replica registered(std::array<uint64_t, 2> digests, std::function<std::string(bool expert)> describe, Axes (*axes)(bool expert)) {
   return {.call = "mdp_buffer_register", .digests = digests, .detail = std::move(describe), .axes = axes};
+}
+
+// told: by rank of a tensor-parallel group the names of what it holds, a line each. Of each name which of the holders rank `here` is.
+std::unordered_map<std::string_view, Plan::Holder> holders_of(const std::vector<std::string>& told, size_t here) {
+  std::unordered_map<std::string_view, Plan::Holder> found;
+  for (size_t rank = 0; rank < told.size(); ++rank) {
+    for (std::string_view rest = told[rank]; !rest.empty();) {
+      Plan::Holder& holder = found.try_emplace(take_line(&rest), Plan::Holder{0, 0}).first->second;
+      holder.index += rank < here ? 1 : 0;
+      holder.count += 1;
+    }
+  }
+  return found;
+}
+
+// Names are told only where they differ.
+Status find_holders(const ProcessGrid& grid, Plan* plan) {
+  World& world = *grid.world()->context().world;
+  plan->holders.resize(plan->params.size());
+  for (const bool expert : {false, true}) {
+    const Axes axes = Grid::tp_axes(expert);
+    std::vector<int> group = grid.grid().group(axes, grid.rank());
+    if (group.size() == 1) continue;
+    for (int& rank : group) rank = grid.world()->group().members()[static_cast<size_t>(rank)];
+    const int here = grid.grid().index(axes, grid.rank()), size = static_cast<int>(group.size());
+    std::string mine;
+    for (const ParamSpec& param : plan->params) {
+      if (param.expert == expert) mine += param.name + '\n';
+    }
+    const uint64_t digest = hash_bytes(mine);
+    auto compared = world.compare(group, "mdp_buffer_register", std::string(reinterpret_cast<const char*>(&digest), sizeof digest));
+    if (!compared) return compared.status();
+    std::vector<std::string> told;
+    if (*compared) {
+      auto exchanged = world.exchange(group, "mdp_buffer_register", mine);
+      if (!exchanged) return exchanged.status();
+      told = *std::move(exchanged);
+      plan->tp_ranks_differ = true;
+    }
+    const auto found = holders_of(told, static_cast<size_t>(here));
+    for (size_t param = 0; param < plan->params.size(); ++param) {
+      if (plan->params[param].expert != expert) continue;
+      const auto known = found.find(plan->params[param].name);
+      plan->holders[param] = known != found.end() ? known->second : Plan::Holder{here, size};
+    }
+  }
+  return {};
 }
 
 uint64_t digest_partial(const Plan& plan, bool expert) {
@@ -40,6 +90,7 @@ Result<std::shared_ptr<Buffer>> Buffer::create(std::shared_ptr<ProcessGrid> grid
   if (Status usable = grid->world()->context().usable(); !usable) return usable;
   auto plan = make_plan(grid->grid(), config, std::move(params));
   if (!plan) return plan.status();
+  if (Status found = find_holders(*grid, &*plan); !found) return found;
   std::shared_ptr<Buffer> buffer(new Buffer(grid, *std::move(plan)));
   if (Status status = buffer->agree_on_registration(); !status) return status;
   auto ties = buffer->agree_on_ties();

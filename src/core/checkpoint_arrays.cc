@@ -12,7 +12,7 @@
 namespace megadp {
 namespace {
 
-// Elements that tensor-parallel rank t of `size` stores of what all of them hold.
+// Elements that one of several ranks which hold the same stores of it, the t-th of `size`.
 struct Share {
   uint64_t begin, end;
 };
@@ -50,8 +50,7 @@ void place(Placement placement, int dim, int stride, StoredArray* array) {
 }
 
 // What the owners of a parameter, `replicas`, keep for the update of it.
-void describe_states(const CheckpointPart& part, size_t param, const TpRank& tp, const std::vector<int>& replicas,
-                     std::vector<StoredArray>* states) {
+void describe_states(const CheckpointPart& part, size_t param, const std::vector<int>& replicas, std::vector<StoredArray>* states) {
   if (!part.optimizer || !part.optimizer->covers(param)) return;
   const Plan& plan = part.buffer->plan();
   const ParamSpec& spec = plan.params[param];
@@ -66,7 +65,8 @@ void describe_states(const CheckpointPart& part, size_t param, const TpRank& tp,
     array.state_of = spec.name;
     array.tie = plan.is_tied(param) ? param_state_name(state.name, spec.tie) : "";
     place(spec.placement, 0, 1, &array);
-    const Share mine = array.cut.is_cut() ? Share{0, bytes} : share_of(bytes, tp.index, tp.size);
+    const Plan::Holder& holder = plan.holders[param];
+    const Share mine = array.cut.is_cut() ? Share{0, bytes} : share_of(bytes, holder.index, holder.count);
     add_pieces(replicas, mine.begin, mine.end, &array);
     states->push_back(std::move(array));
   }
@@ -76,7 +76,6 @@ void describe_states(const CheckpointPart& part, size_t param, const TpRank& tp,
 Result<std::vector<StoredArray>> describe_params(const CheckpointConfig& config, const CheckpointPart& part, bool expert, int optimizer) {
   const Arenas& arenas = part.buffer->arenas();
   const Plan& plan = arenas.plan();
-  const TpRank tp = tp_rank(*arenas.grid(), expert);
   const std::vector<int> group = plan.grid.group(Grid::replica_axes(expert), arenas.grid()->rank());
   std::vector<StoredArray> arrays, states;
   std::vector<size_t> numbers(plan.params.size());
@@ -115,10 +114,11 @@ Result<std::vector<StoredArray>> describe_params(const CheckpointConfig& config,
         if (!has(owned.param)) continue;
         const ParamSpec& spec = plan.params[owned.param];
         const bool same_on_all = spec.placement != Placement::sharded;
-        const Share mine = same_on_all ? share_of(spec.numel, tp.index, tp.size) : Share{0, spec.numel};
+        const Plan::Holder& holder = plan.holders[owned.param];
+        const Share mine = same_on_all ? share_of(spec.numel, holder.index, holder.count) : Share{0, spec.numel};
         const uint64_t end = owned.param_begin + (owned.end - owned.begin);
         add_pieces(replicas, std::max(owned.param_begin, mine.begin), std::min(end, mine.end), &arrays[numbers[owned.param]]);
-        if (arena.is_whole() || arena.sharding == Sharding::zero_0) describe_states(part, owned.param, tp, replicas, &states);
+        if (arena.is_whole() || arena.sharding == Sharding::zero_0) describe_states(part, owned.param, replicas, &states);
       }
     }
   }

@@ -58,7 +58,7 @@ Result<SyncHeader> Gradients::settle_missing() {
   } else if (!is_last_) {
     header.set_problem(kSyncOther, "mdp_grad_sync was called in a microbatch that was not the last (mdp_microbatch_begin with is_last 0)",
                        -1, -1);
-  } else if (at_once_ && !tokens_) {
+  } else if (lacks_tokens()) {
     header.set_problem(kSyncOther, "mdp_grad_sync comes before mdp_grad_tokens", -1, -1);
   } else if (header.problem != 0 && missing > 1) {
     const std::string more = text(header.text, ", nor did ", missing - 1, " more");
@@ -68,7 +68,7 @@ Result<SyncHeader> Gradients::settle_missing() {
   return header;
 }
 
-// The parameters of a part that tensor-parallel ranks update each by itself, with the gradient that each has.
+// The parameters of a part that all tensor-parallel ranks hold and update each by itself, with the gradient that each has.
 std::vector<size_t> Gradients::replicated(bool expert) const {
   const Plan& plan = arenas_->plan();
   std::vector<size_t> found;
@@ -76,10 +76,19 @@ std::vector<size_t> Gradients::replicated(bool expert) const {
   for (size_t param = 0; param < plan.params.size(); ++param) {
     const ParamSpec& spec = plan.params[param];
     const bool is_one = spec.placement != Placement::sharded && !is_partial(spec.placement);
-    if (spec.expert == expert && !spec.frozen && is_one) found.push_back(param);
+    const bool all_hold = plan.holders[param].count == plan.grid.size(Grid::tp_axes(expert));
+    if (spec.expert == expert && !spec.frozen && is_one && all_hold) found.push_back(param);
   }
   return found;
 }
+
+namespace {
+
+uint64_t digest_of(const std::string& name, bool skipped) {
+  return hash_bytes(skipped ? "skipped " + name : name);
+}
+
+}  // namespace
 
 void Gradients::tell_lacking(SyncHeader* header) const {
   for (const bool expert : {false, true}) {
@@ -87,13 +96,14 @@ void Gradients::tell_lacking(SyncHeader* header) const {
     for (const size_t param : replicated(expert)) {
       if (states_[param].has_gradient || states_[param].had_gradient) continue;
       ++header->lacking[part];
-      header->lacking_digest[part] ^= hash_bytes(arenas_->plan().params[param].name);
+      header->skipped += states_[param].skipped ? 1 : 0;
+      header->lacking_digest[part] ^= digest_of(arenas_->plan().params[param].name, states_[param].skipped);
     }
   }
 }
 
-// Where one of them has none, and takes zero for it or skips it, replicas would come apart. of_ranks: of each rank of the grid what it
-// told.
+// Where one of them has none, and takes zero for it or skips it, replicas would come apart; also where one skips it and the other takes
+// zero. of_ranks: of each rank of the grid what it told.
 Status Gradients::compare_lacking(std::span<const SyncHeader> of_ranks) const {
   const Grid& grid = arenas_->plan().grid;
   const std::vector<int>& world_ranks = arenas_->grid()->world()->group().members();
@@ -113,30 +123,39 @@ Status Gradients::compare_lacking(std::span<const SyncHeader> of_ranks) const {
 }
 
 // Of two ranks that differ in it. What a layer has that one of them left out was mostly registered together: then the difference of what
-// they told is that of one run of names.
+// they told is that of one run of names, left out or skipped on one of them, or both, each on one.
 Status Gradients::lacks_gradient(bool expert, const Told& a, const Told& b) const {
   const Plan& plan = arenas_->plan();
   const size_t part = expert ? 1 : 0;
-  const bool a_lacks = a.header.lacking[part] > b.header.lacking[part];
+  const bool both_lack = a.header.lacking[part] == b.header.lacking[part];
+  const bool a_lacks = both_lack ? a.header.skipped > b.header.skipped : a.header.lacking[part] > b.header.lacking[part];
   const uint64_t difference = a.header.lacking_digest[part] ^ b.header.lacking_digest[part];
   Blame blame{.rank = a_lacks ? a.rank : b.rank};
+  const int other = a_lacks ? b.rank : a.rank;
   const std::vector<size_t> all = replicated(expert);
-  std::string first = "parameters", last;
-  for (size_t begin = 0; begin < all.size() && blame.param < 0; ++begin) {
-    uint64_t digest = 0;
-    for (size_t end = begin; end < all.size() && blame.param < 0; ++end) {
-      digest ^= hash_bytes(plan.params[all[end]].name);
-      if (digest != difference) continue;
-      first = param_label(all[begin], plan.params[all[begin]].name);
-      if (end > begin) last = param_label(all[end], plan.params[all[end]].name);
-      blame.param = static_cast<int64_t>(all[begin]);
-      blame.bucket = static_cast<int32_t>(arenas_->place(all[begin]).bucket);
+  std::string what = "parameters";
+  const auto find_run = [&](bool left_out, bool skipped) {
+    for (size_t begin = 0; begin < all.size() && blame.param < 0; ++begin) {
+      uint64_t digest = 0;
+      for (size_t end = begin; end < all.size() && blame.param < 0; ++end) {
+        const std::string& name = plan.params[all[end]].name;
+        digest ^= (left_out ? digest_of(name, false) : 0) ^ (skipped ? digest_of(name, true) : 0);
+        if (digest != difference) continue;
+        what = param_label(all[begin], plan.params[all[begin]].name);
+        if (end > begin) what += text(" to ", param_label(all[end], name));
+        blame.param = static_cast<int64_t>(all[begin]);
+        blame.bucket = static_cast<int32_t>(arenas_->place(all[begin]).bucket);
+      }
     }
-  }
+  };
+  if (both_lack) find_run(true, true);
+  if (!both_lack) find_run(true, false);
+  if (!both_lack) find_run(false, true);
+  const std::string lacks = both_lack ? text(" has skipped ", what, " in this step, for which zero is taken on rank ", other)
+                                      : text(" has no gradient of ", what, " in this step, and rank ", other, " has");
   return Status(Code::state,
-                text("mdp_grad_sync: rank ", blame.rank, " has no gradient of ", first, last.empty() ? "" : " to ", last,
-                     " in this step, and rank ", a_lacks ? b.rank : a.rank,
-                     " has: what is replicated over tensor-parallel ranks would come apart. Put or skip it on both, or register it as ",
+                text("mdp_grad_sync: rank ", blame.rank, lacks,
+                     ": what is replicated over tensor-parallel ranks would come apart. Put or skip it on both, or register it as "
                      "PARTIAL_SUM if each rank has a part of its gradient"),
                 blame);
 }

@@ -53,9 +53,9 @@ struct SyncHeader {
   int32_t bucket;
   int64_t param;
   uint32_t microbatches;  // of this step
-  uint32_t reserved;
+  uint32_t skipped;       // of those that are lacking
   // Of the dense part and the expert part the replicated parameters of which this rank has no gradient in this step: how many, and hashes
-  // of their names, combined so that what two ranks have in common cancels out.
+  // of their names, and of which of them were skipped, combined so that what two ranks have in common cancels out.
   uint32_t lacking[2];
   uint64_t lacking_digest[2];
   double tokens;  // of this step; not a number if none were given
@@ -120,10 +120,11 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   // Syncs if the caller has not; before the lock is taken. keeps: where the step can add up buckets by itself they are not launched.
   // values: of that step, which is told them if this is what syncs.
   Status sync_for_step(void* caller, const StepValues& values, bool keeps = false);
-  // With the lock: a step is taken, or what changes a later one as all ranks' alike. Not where expert ranks have parameters of their own.
+  // With the lock: a step is taken, or what changes a later one as all ranks' alike. Not where ranks of a stage have parameters of their
+  // own.
   void note_values(const StepValues& values) { history_.add(values); }
   void note_change(double change) {
-    if (arenas_->plan().grid.config().ep == 1) history_.add(change);
+    if (arenas_->plan().grid.config().ep == 1 && !arenas_->plan().tp_ranks_differ) history_.add(change);
   }
   // In grad_kept.cc: buckets that were not launched, for a step in one pass. Where one lies; what the step has submitted of these; they are
   // launched after all: the end of that, null if there are none.
@@ -292,6 +293,7 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   Status tell_finding();
   // In grad_tokens.cc.
   float reduction_divisor() const;
+  bool lacks_tokens() const { return at_once_ && (!tokens_ || total_tokens_ == 0); }  // that a reduction divides by
   Status add_tokens(const std::vector<double>& given);
   size_t launched() const;  // buckets of this step
   Status end_reduced();
@@ -336,7 +338,7 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   bool microbatch_touched_ = false;  // something came in this microbatch
   bool touched_ = false;             // in this step
   std::optional<double> tokens_;     // of this step, which this rank has told
-  double total_tokens_ = 1;          // of all ranks, once they have been added up
+  double total_tokens_ = 1;          // of all ranks, once they have been added up; 0: not yet
   bool at_once_ = false;             // reductions divide by them
   Memory* told_tokens_ = nullptr;    // this rank's, then all of them; kept by the arenas
   uint32_t turns_ = 0;               // how many parameters' last gradients have come

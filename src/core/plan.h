@@ -138,6 +138,12 @@ struct Plan {
     size_t param;
   };
   std::vector<Name> names;  // by digest, then by name
+  // Of the tensor-parallel ranks that hold a parameter, which may register what they like, which this one is. Told by registration.
+  struct Holder {
+    int index = 0, count = 1;
+  };
+  std::vector<Holder> holders;   // by parameter
+  bool tp_ranks_differ = false;  // in the parameters that they hold
 
   std::optional<size_t> find(std::string_view name) const;  // the index of a parameter
   // Whether the forward pass uses parameter a before b: nothing but where gradients lie, and when they go, follows from it.

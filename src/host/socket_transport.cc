@@ -19,6 +19,7 @@
 #include <deque>
 #include <exception>
 #include <map>
+#include <memory>
 #include <thread>
 #include <utility>
 
@@ -79,7 +80,7 @@ class SocketTransport final : public Transport {
     bool* done;
   };
   struct Peer {
-    Fd socket;
+    std::unique_ptr<Link> link;  // whose socket it is, so that a forked child has none
     std::deque<Message> out;
     size_t sent = 0;  // of the first of `out`, header included
     std::deque<Message> in[kLanes];
@@ -177,7 +178,7 @@ Status SocketTransport::connect(const std::vector<int>& members, const std::vect
 
 Status SocketTransport::check_all_came() const {
   for (const auto& [rank, peer] : peers_) {
-    if (peer.socket.valid()) continue;
+    if (peer.link) continue;
     if (world_->failed()) return world_->failure();  // then nobody was waited for any longer
     return {Code::backend, text(world_->describe(rank), ", but did not connect to the port for data of rank ", world_->rank()),
             Blame{.rank = rank}};
@@ -195,10 +196,10 @@ Status SocketTransport::connect_to_rank(int rank, const Endpoint& endpoint, cons
     Status status = socket.status();
     if (socket.ok()) status = greet_server(socket->get(), key, deadline, lost);
     if (status.ok()) {
-      Link link(*std::move(socket), kMaxHello);
-      link.send(FrameType::hello, write_hello({kProtocolVersion, world_->rank(), world_->size(), this_process()}));
-      link.flush();  // a fresh socket takes it whole
-      peers_.at(rank).socket = link.take_socket();
+      auto link = std::make_unique<Link>(*std::move(socket), kMaxHello);
+      link->send(FrameType::hello, write_hello({kProtocolVersion, world_->rank(), world_->size(), this_process()}));
+      link->flush();  // a fresh socket takes it whole
+      peers_.at(rank).link = std::move(link);
       return {};
     }
     if (Status failed = lost(); !failed) return failed;
@@ -214,7 +215,7 @@ Status SocketTransport::connect_to_rank(int rank, const Endpoint& endpoint, cons
 
 bool SocketTransport::all_in() const {
   // Those of lower rank are connected to meanwhile, by another thread.
-  return std::all_of(peers_.upper_bound(world_->rank()), peers_.end(), [](const auto& peer) { return peer.second.socket.valid(); });
+  return std::all_of(peers_.upper_bound(world_->rank()), peers_.end(), [](const auto& peer) { return peer.second.link != nullptr; });
 }
 
 void SocketTransport::let_in(Listener& door, Deadline deadline) {
@@ -228,7 +229,7 @@ void SocketTransport::let_in(Listener& door, Deadline deadline) {
       const Hello& hello = arrival.hello;
       const bool expected =
           hello.version == kProtocolVersion && hello.nranks == world_->size() && hello.rank > world_->rank() && peers_.contains(hello.rank);
-      if (expected) peers_.at(hello.rank).socket = arrival.link->take_socket();
+      if (expected) peers_.at(hello.rank).link = std::move(arrival.link);
     }
   }
 }
@@ -296,7 +297,7 @@ bool SocketTransport::send_more(Peer& peer) {
   msghdr whole{};
   whole.msg_iov = parts.data();
   whole.msg_iovlen = parts.size();
-  const ssize_t n = ::sendmsg(peer.socket.get(), &whole, MSG_DONTWAIT | MSG_NOSIGNAL);
+  const ssize_t n = ::sendmsg(peer.link->fd(), &whole, MSG_DONTWAIT | MSG_NOSIGNAL);
   if (!moved(peer, n)) return false;
   peer.sent += static_cast<size_t>(n);
   if (peer.sent < sizeof message.header + message.bytes) return true;
@@ -326,7 +327,7 @@ bool SocketTransport::receive_more(Peer& peer) {
   constexpr size_t kHeader = sizeof peer.coming;
   if (peer.received < kHeader) {
     const ssize_t n =
-        ::recv(peer.socket.get(), reinterpret_cast<std::byte*>(&peer.coming) + peer.received, kHeader - peer.received, MSG_DONTWAIT);
+        ::recv(peer.link->fd(), reinterpret_cast<std::byte*>(&peer.coming) + peer.received, kHeader - peer.received, MSG_DONTWAIT);
     if (!moved(peer, n)) return false;
     peer.received += static_cast<size_t>(n);
     if (peer.received < kHeader) return true;
@@ -337,7 +338,7 @@ bool SocketTransport::receive_more(Peer& peer) {
   std::byte* const data = peer.kept != nullptr ? reinterpret_cast<std::byte*>(peer.kept->data()) : asked.front().data;
   const size_t at = peer.received - kHeader;
   if (at < peer.coming.length) {
-    const ssize_t n = ::recv(peer.socket.get(), data + at, peer.coming.length - at, MSG_DONTWAIT);
+    const ssize_t n = ::recv(peer.link->fd(), data + at, peer.coming.length - at, MSG_DONTWAIT);
     if (!moved(peer, n)) return false;
     peer.received += static_cast<size_t>(n);
     if (peer.received - kHeader < peer.coming.length) return true;
@@ -384,7 +385,7 @@ void SocketTransport::sleep() const {
   for (const int rank : busy_) {
     const Peer& peer = peers_.at(rank);
     const int events = (peer.receives() > 0 ? POLLIN : 0) | (peer.out.empty() ? 0 : POLLOUT);
-    polled.push_back({peer.socket.get(), static_cast<short>(events), 0});
+    polled.push_back({peer.link->fd(), static_cast<short>(events), 0});
   }
   ::poll(polled.data(), polled.size(), static_cast<int>(kWaitSliceNs / 1'000'000));
 }

@@ -202,7 +202,43 @@ static void replicas_have_the_same_gradients(void** state) {
   }
 }
 
+/* One skips it and its neighbour leaves it out, for which zero is taken: the one would stay, and the other decay. */
+static void skip_or_zero(mdp_comm* comm, const void* argument) {
+  const kind* k = argument;
+  model m = model_on(comm, k);
+  for (int step = 0; step < STEPS; ++step) {
+    const int first = step % LAYERS, layers = 1 + step / LAYERS % 3;
+    int skipped = -1;
+    for (int p = LAYERS; p-- > 0;) {
+      const int is_skipped = step % 2 == 1 && p >= first && p < first + layers;
+      if (is_skipped) skipped = p;
+      if (is_skipped && m.rank == step / 2 % 2) OK(mdp_grad_skip(m.buffer, (size_t)p));
+      if (!is_skipped) put(&m, p, step, 0);
+    }
+    if (skipped < 0) {
+      OK(mdp_grad_sync(m.buffer, 0, NULL));
+      step_and_wait(m.optimizer);
+      continue;
+    }
+    FAILS(MDP_E_STATE, "in this step, for which zero is taken on rank", mdp_grad_sync(m.buffer, 0, NULL));
+    SIZED(mdp_error_info, info);
+    OK(mdp_last_error_info(&info));
+    CHECK(info.rank == step / 2 % 2 && info.param == skipped && strstr(info.text, names[skipped]) != NULL);
+    OK(mdp_buffer_zero_grad(m.buffer, NULL));
+  }
+  model_drop(&m);
+}
+
+static void replicas_skip_the_same(void** state) {
+  (void)state;
+  for (mdp_sharding sharding = MDP_SHARDING_ZERO_0; sharding <= MDP_SHARDING_ZERO_2; ++sharding) {
+    const kind k = {.missing = MDP_MISSING_ZERO, .sharding = sharding, .tp = 2, .placement = MDP_PLACEMENT_REPLICATED};
+    run_on_comms(2, skip_or_zero, &k);
+  }
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {TEST(shardings_judge_alike), TEST(shardings_miss_alike), TEST(replicas_have_the_same_gradients)};
+  const struct CMUnitTest tests[] = {TEST(shardings_judge_alike), TEST(shardings_miss_alike), TEST(replicas_have_the_same_gradients),
+                                     TEST(replicas_skip_the_same)};
   return cmocka_run_group_tests(tests, setup, NULL);
 }
