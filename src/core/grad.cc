@@ -13,7 +13,8 @@ void Gradients::start_step() {
     state.lent = state.has_gradient = state.ready = state.skipped = false;
     state.had_gradient = state.came = state.skipped_everywhere = false;
     state.turn = 0;
-    state.spill.reset();
+    // Of a step that is begun anew: it may still be written to, by a stream that the channel follows.
+    if (state.spill) arenas_->grads().retain(std::exchange(state.spill, nullptr));
     state.written.reset();
   }
   for (Bucket& bucket : buckets_) {
@@ -135,7 +136,8 @@ Status Gradients::may_arrive(const char* call, size_t param) const {
       return refuse("comes after mdp_grad_sync; " + bucket() +
                     ". Call mdp_optimizer_step, or begin anew with mdp_buffer_zero_grad or mdp_microbatch_begin");
   }
-  if (at_once_ && !tokens_) return refuse("comes before mdp_grad_tokens, which half-width gradients are divided by as they are reduced");
+  if (lacks_tokens())
+    return refuse("comes before mdp_grad_tokens has returned, which half-width gradients are divided by as they are reduced");
   if (state.skipped) return refuse("was skipped in this step");
   if (state.being_put) return refuse("is being put by another thread");
   if (state.lent) return refuse(kIsLent);

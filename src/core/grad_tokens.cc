@@ -35,6 +35,7 @@ Status Gradients::tokens(double count) {
     }
     tokens_ = count;
     if (!at_once_) return {};
+    total_tokens_ = 0;
     Backend& control = arenas_->backend().control();
     if (Status written = control.write(told_tokens_->data(), &count, sizeof count); !written) return written;
     Stream& stream = arenas_->grads().control();

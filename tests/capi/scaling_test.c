@@ -2,7 +2,9 @@
  * What gradients are divided by: ranks, nothing, tokens, and what a step says; with every sharding, f32 and half-width, on ranks that share
  * a batch. Acceptance vectors 17 to 19. */
 #include <math.h>
+#include <pthread.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "fixture.h"
 
@@ -210,6 +212,49 @@ static void no_tokens_at_all(void** state) {
   }
 }
 
+/* A gradient that another thread puts before all ranks have told theirs is not divided by what the last step had. */
+typedef struct {
+  const model* m;
+  double value;
+  mdp_status status;
+} early;
+
+static void* put_when_told(void* argument) {
+  early* e = argument;
+  while ((e->status = put(e->m, e->value)) == MDP_E_STATE) usleep(200);
+  return NULL;
+}
+
+static void put_meanwhile(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  model m = model_of(id, rank, n, argument);
+  for (int step = 0; step < 4; ++step) {
+    const double count = step % 2 == 0 ? 2 : 8;
+    early e = {&m, count, MDP_OK};
+    pthread_t thread;
+    if (rank == 0) CHECK(pthread_create(&thread, NULL, put_when_told, &e) == 0);
+    if (rank != 0) usleep(50000);
+    OK(mdp_grad_tokens(m.buffer, count));
+    if (rank == 0) {
+      pthread_join(thread, NULL);
+      OK(e.status);
+    } else {
+      OK(put(&m, count));
+    }
+    sync_and_wait(m.buffer);
+    owns(&m, 1);
+    step_and_wait(m.optimizer);
+  }
+  model_drop(&m);
+}
+
+static void tokens_before_gradients(void** state) {
+  (void)state;
+  for (mdp_sharding sharding = MDP_SHARDING_ZERO_0; sharding <= MDP_SHARDING_ZERO_2; ++sharding) {
+    kind k = {MDP_SCALING_TOKENS, sharding, MDP_DTYPE_BF16, 2, 1, 1, 1, NULL, 0};
+    run_ranks(2, put_meanwhile, &k);
+  }
+}
+
 /* ── Mistakes ── */
 
 static void mistake(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
@@ -310,7 +355,8 @@ static void stages_may_differ(void** state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      TEST(a_mean_or_a_sum), TEST(tokens_of_all_ranks), TEST(no_tokens_at_all), TEST(mistakes), TEST(stages_may_differ),
+      TEST(a_mean_or_a_sum), TEST(tokens_of_all_ranks), TEST(no_tokens_at_all),
+      TEST(mistakes),        TEST(stages_may_differ),   TEST(tokens_before_gradients),
   };
   return cmocka_run_group_tests(tests, setup, NULL);
 }
