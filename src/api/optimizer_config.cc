@@ -21,19 +21,19 @@ Status check_number(double value, const Argument& argument) {
 // What kernels compute with, as floats.
 Status check_float(double value, const Argument& argument) {
   if (Status status = check_number(value, argument); !status) return status;
-  if (value <= std::numeric_limits<float>::max()) return {};
+  if (is_within(value, Range::factor)) return {};
   return invalid(argument, " is ", value, "; as a float that is infinite, at most ", std::numeric_limits<float>::max(), " can be used");
 }
 
 // What is divided by: neither it nor its inverse may vanish among floats. 0 stands for a default.
 Status check_divisor(double value, const Argument& argument) {
   if (Status status = check_float(value, argument); !status) return status;
-  if (value == 0 || (value >= kLeastDivisor && value <= kMostDivisor)) return {};
+  if (value == 0 || is_within(value, Range::divisor)) return {};
   return invalid(argument, " is ", value, "; it must be between ", kLeastDivisor, " and ", kMostDivisor, ", or 0 for the default");
 }
 
 Status check_decay(double value, const Argument& argument) {
-  if (value >= 0 && value < 1) return {};
+  if (is_within(value, Range::decay)) return {};
   return invalid(argument, " is ", value, "; it must be at least 0 and below 1");
 }
 

@@ -75,7 +75,10 @@ Optimizer::~Optimizer() {
   {
     const auto lock = buffer_->gradients().lock();
     buffer_->params().step_changes().leave(&impl_->versions);
-    if (pieces_) buffer_->gradients().start_step();  // nobody will finish that step
+    if (pieces_) {  // nobody will finish that step
+      give_up(pieces_->others, pieces_->skipped);
+      buffer_->gradients().start_step();
+    }
   }
   // They may still be being updated: on the channel of gradients, or in one pass on that of gathers.
   buffer_->arenas().grads().retain(impl_->kept);
@@ -310,18 +313,34 @@ Result<std::vector<uint64_t>> Optimizer::read_steps() const {
 }
 
 Status Optimizer::set_steps(uint64_t taken, std::span<const uint64_t> steps) {
+  if (Status between = buffer_->gradients().check_between_steps("mdp_optimizer_set_steps"); !between) return between;
   const std::vector<ParamSpec>& params = buffer_->plan().params;
   for (size_t param = 0; param < steps.size(); ++param) {
     if (!covers(param) || steps[param] <= taken) continue;
     return invalid("steps[", param, "], of ", param_label(param, params[param].name), ", is ", steps[param], "; it must be at most taken, ",
                    taken);
   }
+  const auto steps_of = [&](size_t param) { return steps.empty() ? taken : steps[param]; };
+  if (Status written = write_steps(taken, steps_of); !written) return written;
+  impl_->broken = false;
+  // Of what it covers, as each parameter counts now.
+  uint64_t digest = hash_bytes(&taken, sizeof taken);
+  for (size_t param = 0; param < params.size(); ++param) {
+    const uint64_t told[] = {param, steps_of(param)};
+    if (covers(param)) digest ^= hash_bytes(told, sizeof told);
+  }
+  const auto lock = buffer_->gradients().lock();
+  buffer_->gradients().note_change(fraction_of(digest));
+  return {};
+}
+
+Status Optimizer::write_steps(uint64_t taken, const std::function<uint64_t(size_t param)>& steps_of) {
   auto scalars = read_scalars();
   if (!scalars) return scalars.status();
   scalars->step = taken;
   StepClasses classes = impl_->classes;
   const std::vector<uint64_t> counts =
-      classes.assign([&](size_t param) { return covers(param) ? std::optional(steps.empty() ? taken : steps[param]) : std::nullopt; });
+      classes.assign([&](size_t param) { return covers(param) ? std::optional(steps_of(param)) : std::nullopt; });
   // In one piece: all of it is written, or nothing is.
   std::vector<std::byte> bytes(sizeof *scalars + counts.size() * sizeof(uint64_t));
   std::memcpy(bytes.data(), &*scalars, sizeof *scalars);
@@ -329,15 +348,6 @@ Status Optimizer::set_steps(uint64_t taken, std::span<const uint64_t> steps) {
   Backend& backend = *buffer_->context().backend;
   if (Status written = backend.write(impl_->device_scalars(), bytes.data(), bytes.size()); !written) return written;
   impl_->classes = std::move(classes);
-  impl_->broken = false;
-  // Of what it covers, as each parameter counts now.
-  uint64_t digest = hash_bytes(&taken, sizeof taken);
-  for (size_t param = 0; param < params.size(); ++param) {
-    const uint64_t told[] = {param, steps.empty() ? taken : steps[param]};
-    if (covers(param)) digest ^= hash_bytes(told, sizeof told);
-  }
-  const auto lock = buffer_->gradients().lock();
-  buffer_->gradients().note_change(fraction_of(digest));
   return {};
 }
 
@@ -365,6 +375,7 @@ Result<LossScale> Optimizer::loss_scale() {
 }
 
 Status Optimizer::set_scaler(const LossScaler& scaler, const LossScale& scale) {
+  if (Status between = buffer_->gradients().check_between_steps("mdp_optimizer_set_scaler"); !between) return between;
   const std::string mine =
       text("kind ", static_cast<uint32_t>(scaler.kind), " growth_interval ", scaler.growth_interval, " hysteresis ", scaler.hysteresis,
            " growth_factor ", exactly(scaler.growth_factor), " backoff_factor ", exactly(scaler.backoff_factor), " min_scale ",

@@ -81,6 +81,11 @@ struct StepReport {
 
 // What is divided by: neither it nor its inverse may vanish among floats.
 constexpr double kLeastDivisor = 1e-37, kMostDivisor = 1e37;
+constexpr bool is_within(double value, Range range) {
+  if (range == Range::decay) return value >= 0 && value < 1;
+  if (range == Range::divisor) return value >= kLeastDivisor && value <= kMostDivisor;
+  return value >= 0 && value <= std::numeric_limits<float>::max();
+}
 static_assert(kMostDivisor == kMostLossScale);
 
 struct StepOptions {
@@ -139,7 +144,8 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   bool has_callers_rule() const;
   // The same step in three, for a host without functions to be called. What begins it waits for the norm; of a step that is skipped there
   // are no pieces. finish() is collective over the world: mine says whether all pieces are updated; if they are not on some rank, none
-  // gathers, and these optimizers take no step until their counts are set. In optimizer_pieces.cc.
+  // gathers; those of the caller's rule then take no step until their counts are set, and the others are as before. In
+  // optimizer_pieces.cc.
   static Status begin(std::span<const std::shared_ptr<Optimizer>> optimizers, const StepOptions& options);
   Result<const UpdatePiece*> next();  // null: there is none any more. Valid until the next call
   Result<std::shared_ptr<Request>> finish(const Status& mine, StepReport* report, bool want_request);
@@ -225,6 +231,8 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   Status begin_pieces(Together optimizers, const StepOptions& options, const Status& mine);
   Status prepare_pieces(uint32_t bucket);
   Result<std::vector<uint64_t>> read_steps() const;
+  Status write_steps(uint64_t taken, const std::function<uint64_t(size_t param)>& steps_of);  // of what it covers; in one piece
+  static void give_up(Together optimizers, bool skipped);
   std::vector<std::shared_ptr<Optimizer>> together() const;  // of the step under way
   Optimizer& whose_turn();                                   // whose pieces are handed out
   Status check_together(Together optimizers) const;

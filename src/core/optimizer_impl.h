@@ -55,6 +55,8 @@ struct Optimizer::Impl {
   bool is_callers() const { return config.rule == kCallerRule; }
   Memory* gradient = nullptr;  // of one bucket's pieces, for the caller's rule; in `kept`
   bool broken = false;         // an update of the caller's has failed
+  // The values of groups in such a step, while one is under way: what is set meanwhile is for the next.
+  std::weak_ptr<const std::vector<ParamGroup>> stepping;
   // Those of what this rank owns, end to end, by state of the configuration.
   struct ParamStateMemory {
     Memory* memory = nullptr;                    // in `kept`; null: this rank owns none
@@ -109,7 +111,8 @@ struct Optimizer::Step {
 // Of a step whose updates are the caller's: what is still to be handed out.
 struct Optimizer::Pieces {
   Step step;
-  std::vector<std::shared_ptr<Optimizer>> others;  // that step with the one that leads
+  std::vector<std::shared_ptr<Optimizer>> others;                      // that step with the one that leads
+  std::vector<std::shared_ptr<const std::vector<ParamGroup>>> groups;  // Impl::stepping of all
   bool skipped;
   size_t optimizer = 0;                  // whose pieces are handed out
   size_t buckets_left;                   // of its; from the last launched to the first, the order in which parameters are needed

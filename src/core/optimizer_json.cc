@@ -82,6 +82,10 @@ bool take_number(const JsonValue& from, const char* name, double* out) {
   return std::isfinite(*out) && *out >= 0;
 }
 
+bool take_number(const JsonValue& from, const char* name, Range range, double* out) {
+  return take_number(from, name, out) && is_within(*out, range);
+}
+
 // A group that has no value of its own keeps following the optimizer's, if it did so there too. Checkpoints of 0.1 have of each group only
 // lr and weight_decay.
 bool take_group(const JsonValue& from, const UpdateRule& rule, const Hyper& optimizers, ParamGroup* group) {
@@ -91,7 +95,7 @@ bool take_group(const JsonValue& from, const UpdateRule& rule, const Hyper& opti
         std::find_if(rule.hyper.begin(), rule.hyper.end(), [&](const HyperParameter& each) { return each.value == field.value; });
     if (known == rule.hyper.end() || from.find(known->name) == nullptr) continue;
     double stored = 0;
-    if (!take_number(from, known->name, &stored)) return false;
+    if (!take_number(from, known->name, known->range, &stored)) return false;
     std::optional<double>& mine = group->*field.of_group;
     if (mine || stored != optimizers.*field.value) mine = stored;
   }
@@ -132,17 +136,17 @@ Result<OptimizerConfig> Optimizer::config_from(const StoredOptimizer& stored) co
   const auto wrong = [](const char* name) { return Status(Code::corrupt, text("the optimizer's ", name, " is not what it may be")); };
   if (!json || !json->is_object()) return wrong("description");
   for (const HyperParameter& each : impl_->rule().hyper) {
-    if (!take_number(*json, each.name, &(config.hyper.*each.value))) return wrong(each.name);
+    if (!take_number(*json, each.name, each.range, &(config.hyper.*each.value))) return wrong(each.name);
   }
   if (!take_number(*json, "max_grad_norm", &config.max_grad_norm)) return wrong("max_grad_norm");
-  if (!take_number(*json, "max_grad_value", &config.max_grad_value)) return wrong("max_grad_value");
+  if (!take_number(*json, "max_grad_value", Range::factor, &config.max_grad_value)) return wrong("max_grad_value");
   if (const JsonValue* const norm = json->find("norm"); norm != nullptr) {
     if (norm->string() == nullptr || (*norm->string() != "l2" && *norm->string() != "inf")) return wrong("norm");
     config.norm = *norm->string() == "inf" ? Norm::inf : Norm::l2;
   }
   if (impl_->averages() && json->find("average_decay") != nullptr) {
-    if (!take_number(*json, "average_decay", &config.average_decay)) return wrong("average_decay");
-    if (config.average_decay <= 0 || config.average_decay >= 1) return wrong("average_decay");
+    if (!take_number(*json, "average_decay", Range::decay, &config.average_decay)) return wrong("average_decay");
+    if (config.average_decay == 0) return wrong("average_decay");
   }
   const JsonValue* const given = json->find("groups");
   const std::vector<JsonValue> groups = given != nullptr ? given->items() : std::vector<JsonValue>();

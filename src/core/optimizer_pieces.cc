@@ -74,7 +74,13 @@ Status Optimizer::begin_pieces(Together optimizers, const StepOptions& options, 
     return known.code() == Code::numeric && !step.nonfinite.ok() ? step.nonfinite : known;
   }
   const bool skipped = static_cast<const StepScalars*>(step.outcome->data())->skip != 0;
-  pieces_.reset(new Pieces{std::move(step), {optimizers.begin() + 1, optimizers.end()}, skipped, 0, buffer_->plan().launch_order.size()});
+  std::vector<std::shared_ptr<const std::vector<ParamGroup>>> groups;
+  for (const auto& each : optimizers) {
+    groups.push_back(std::make_shared<const std::vector<ParamGroup>>(each->impl_->config.groups));
+    each->impl_->stepping = groups.back();
+  }
+  pieces_.reset(new Pieces{
+      std::move(step), {optimizers.begin() + 1, optimizers.end()}, std::move(groups), skipped, 0, buffer_->plan().launch_order.size()});
   return {};
 }
 
@@ -177,6 +183,22 @@ Status Optimizer::prepare_pieces(uint32_t number) {
   return done ? stream.make_caller_wait(pieces.step.options.caller, **done) : done.status();
 }
 
+// A step that is not finished. The caller's may have changed anything; the library's have counted it, and nothing else.
+void Optimizer::give_up(Together optimizers, bool skipped) {
+  for (const auto& each : optimizers) {
+    const Status taken_back = skipped || each->has_callers_rule() ? Status() : attempt([&]() -> Status {
+      const auto scalars = each->read_scalars();
+      if (!scalars) return scalars.status();
+      const auto steps = each->read_steps();
+      if (!steps) return steps.status();
+      const Gradients& gradients = each->buffer_->gradients();
+      return each->write_steps(scalars->step - 1,
+                               [&](size_t param) { return (*steps)[param] - (gradients.skipped_everywhere(param) ? 0 : 1); });
+    });
+    each->impl_->broken = each->has_callers_rule() || !taken_back.ok();
+  }
+}
+
 Result<std::shared_ptr<Request>> Optimizer::finish(const Status& mine, StepReport* report, bool want_request) {
   if (!pieces_) return bad_state("no step is under way; mdp_optimizer_step_begin begins one");
   Gradients& gradients = buffer_->gradients();
@@ -204,7 +226,7 @@ Result<std::shared_ptr<Request>> Optimizer::finish(const Status& mine, StepRepor
     Stream& stream = buffer_->arenas().grads().stream();
     if (agreed.ok()) agreed = stream.wait_for_caller(pieces->step.options.caller);
     if (!agreed) {
-      for (const auto& each : optimizers) each->impl_->broken = each->has_callers_rule();
+      give_up(optimizers, pieces->skipped);
       gradients.start_step();
       return agreed.with_context("masters and state may have changed, parameters were not gathered; load a checkpoint to go on");
     }

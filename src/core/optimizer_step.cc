@@ -32,7 +32,8 @@ uint64_t first_nonfinite(DType type, const std::byte* bytes, uint64_t count) {
 }  // namespace
 
 Hyper Optimizer::Impl::hyper(size_t group, std::optional<double> lr) const {
-  const ParamGroup& g = config.groups[group - config.first_group];
+  const auto now = stepping.lock();
+  const ParamGroup& g = (now ? *now : config.groups)[group - config.first_group];
   Hyper hyper = config.hyper;
   if (lr) hyper.lr = *lr;
   for (const GroupField& field : kGroupFields) {

@@ -399,6 +399,62 @@ static void a_failure_beside_others(void** state) {
   for (int32_t n = 1; n <= 2; ++n) run_ranks(n, fails_beside, NULL);
 }
 
+static void count_is(mdp_optimizer* optimizer, size_t param, uint64_t wanted) {
+  uint64_t steps = 0;
+  OK(mdp_optimizer_steps(optimizer, param, &steps));
+  CHECK(steps == wanted);
+}
+
+/* The library's optimizer of a step that is given up, by one rank's failure or as its first optimizer goes, is as before: the next step is
+ * its first. What is set in the midst of a step is for the next. */
+static void goes_on_beside(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  (void)argument;
+  mdp_comm* comm = comm_open(id, rank, n, 0);
+  for (int destroyed = 0; destroyed < 2; ++destroyed) {
+    mdp_buffer *buffer = buffer_of(comm, MDP_SHARDING_ZERO_1), *alone = buffer_of(comm, MDP_SHARDING_ZERO_1);
+    mdp_optimizer* own = optimizer_of(alone, MDP_RULE_ADAMW, 0, 2);
+    mdp_optimizer* both[2] = {optimizer_of(buffer, MDP_RULE_CALLER, 0, 1), optimizer_of(buffer, MDP_RULE_ADAMW, 1, 1)};
+    put_grads(buffer, rank, n, 2); /* without the first of group 1 */
+    OK(mdp_optimizer_step_begin(both, 2, NULL));
+    count_is(both[1], 4, 1);
+    if (destroyed) {
+      mdp_optimizer_destroy(both[0]);
+      both[0] = optimizer_of(buffer, MDP_RULE_CALLER, 0, 1);
+    } else {
+      FAILS(MDP_E_ABORTED, "failed is 1", mdp_optimizer_step_finish(both[0], 1, NULL, NULL));
+      OK(mdp_optimizer_set_steps(both[0], 0, NULL, 0));
+    }
+    count_is(both[1], 1, 0);
+    count_is(both[1], 4, 0);
+    caller who = {.comm = comm, .buffer = buffer};
+    OK(mdp_optimizer_set_update(both[0], update, &who));
+    for (int step = 0; step < 2; ++step) {
+      put_grads(buffer, rank, n, step);
+      put_grads(alone, rank, n, step);
+      OK(mdp_optimizer_step_begin(both, 2, NULL));
+      mdp_param_group set = groups[1];
+      set.lr = 0.5;
+      if (step == 0) OK(mdp_optimizer_set_param_group(both[1], 1, &set));
+      SIZED(mdp_update, u);
+      for (OK(mdp_optimizer_step_next(both[0], &u)); u.count > 0; OK(mdp_optimizer_step_next(both[0], &u))) adamw(&u);
+      OK(mdp_optimizer_step_finish(both[0], 0, NULL, NULL));
+      OK(mdp_optimizer_step(own, NULL, NULL, NULL));
+      if (step == 0) OK(mdp_optimizer_set_param_group(own, 1, &set));
+      for (size_t p = 1; p < COUNT; p += 3) CHECK(same_values(alone, buffer, p)); /* the library's */
+    }
+    for (int i = 0; i < 2; ++i) mdp_optimizer_destroy(both[i]);
+    mdp_optimizer_destroy(own);
+    mdp_buffer_destroy(alone);
+    mdp_buffer_destroy(buffer);
+  }
+  mdp_comm_destroy(comm);
+}
+
+static void the_librarys_go_on(void** state) {
+  (void)state;
+  for (int32_t n = 1; n <= 2; ++n) run_ranks(n, goes_on_beside, NULL);
+}
+
 /* ── Whether it goes element by element ── */
 
 /* One that needs all of a parameter: the mean of its gradients goes off each. */
@@ -554,6 +610,10 @@ static void refusals(void** state) {
   FAILS(MDP_E_STATE, "mdp_param_changed: a step is under way", mdp_param_changed(who.buffer));
   FAILS(MDP_E_STATE, "mdp_buffer_broadcast: a step is under way", mdp_buffer_broadcast(who.buffer, 0, NULL));
   FAILS(MDP_E_STATE, "mdp_buffer_verify: a step is under way", mdp_buffer_verify(who.buffer));
+  /* What its norm has decided already. */
+  SIZED(mdp_scaler, scaler);
+  FAILS(MDP_E_STATE, "mdp_optimizer_set_steps: a step is under way", mdp_optimizer_set_steps(who.optimizer, 5, NULL, 0));
+  FAILS(MDP_E_STATE, "mdp_optimizer_set_scaler: a step is under way", mdp_optimizer_set_scaler(who.optimizer, &scaler));
   FAILS(MDP_E_STATE, "was not asked for", mdp_optimizer_step_finish(who.optimizer, 0, NULL, NULL));
   mdp_optimizer_destroy(who.optimizer);
 
@@ -667,9 +727,11 @@ static void goes_on_from_a_checkpoint(void** state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {
-      TEST(the_librarys_bits), TEST(in_one_step_with_others),  TEST(a_failure_is_everybodys), TEST(a_failure_beside_others),
-      TEST(checked_in_halves), TEST(checks_refused),           TEST(calls_from_within),       TEST(refusals),
-      TEST(given_up_midway),   TEST(goes_on_from_a_checkpoint)};
+  const struct CMUnitTest tests[] = {TEST(the_librarys_bits),       TEST(in_one_step_with_others),
+                                     TEST(a_failure_is_everybodys), TEST(a_failure_beside_others),
+                                     TEST(checked_in_halves),       TEST(checks_refused),
+                                     TEST(calls_from_within),       TEST(refusals),
+                                     TEST(given_up_midway),         TEST(goes_on_from_a_checkpoint),
+                                     TEST(the_librarys_go_on)};
   return cmocka_run_group_tests(tests, setup, NULL);
 }
