@@ -10,48 +10,32 @@ namespace megadp {
 Cutting::Cutting(const StoredArray& array) {
   const Cut& cut = array.cut;
   if (!cut.is_cut()) {
-    const uint64_t elements = elements_of(array.shape);
-    whole_size_ = elements;
-    part_sizes_ = {elements};
-    of_part_.resize(1);
-    if (elements > 0) {
-      segments_.push_back({0, 0, 0, elements});
-      of_part_[0].push_back(0);
-    }
+    whole_size_ = turn_ = elements_of(array.shape);
+    parts_ = {{whole_size_, whole_size_, 0}};
     return;
   }
   const auto dim = static_cast<size_t>(cut.dim);
   whole_size_ = static_cast<uint64_t>(array.shape[dim]);
   for (size_t d = dim + 1; d < array.shape.size(); ++d) inner_ *= static_cast<uint64_t>(array.shape[d]);
-  for (const int64_t size : cut.sizes) part_sizes_.push_back(static_cast<uint64_t>(size));
-  of_part_.resize(cut.sizes.size());
-  if (whole_size_ == 0) return;  // also where a file claims any stride
-  uint64_t in_whole = 0;
-  const auto stride = static_cast<uint64_t>(cut.stride);
-  for (uint64_t turn = 0; turn < stride; ++turn) {
-    for (size_t part = 0; part < part_sizes_.size(); ++part) {
-      const uint64_t length = part_sizes_[part] / stride;
-      if (length == 0) continue;
-      of_part_[part].push_back(segments_.size());
-      segments_.push_back({part, turn * length, in_whole, length});
-      in_whole += length;
-    }
+  // Where one part has all its runs follow one another.
+  const bool has_one = std::any_of(cut.sizes.begin(), cut.sizes.end(), [&](int64_t size) { return size == array.shape[dim]; });
+  const auto turns = static_cast<uint64_t>(has_one ? 1 : cut.stride);
+  for (const int64_t size : cut.sizes) {
+    const uint64_t run = static_cast<uint64_t>(size) / turns;
+    parts_.push_back({static_cast<uint64_t>(size), run, turn_});
+    turn_ += run;
   }
 }
 
-// A flattened index is ((outer * size) + index along the dimension) * inner + behind it; each step of the loops takes the rest of a
-// segment, which is contiguous on both sides.
+// A flattened index is ((outer * size) + index along the dimension) * inner + behind it; each step of the loops takes the rest of a run,
+// which is contiguous on both sides.
 Status Cutting::to_whole(size_t part, uint64_t begin, uint64_t end, const std::function<Status(const Run&)>& each) const {
-  const uint64_t size = part_sizes_[part];
-  const std::vector<size_t>& numbers = of_part_[part];
+  const Part& of = parts_[part];
   while (begin < end) {
-    const uint64_t outer = begin / inner_ / size, along = begin / inner_ % size, behind = begin % inner_;
-    const auto after =
-        std::partition_point(numbers.begin(), numbers.end(), [&](size_t number) { return segments_[number].in_part <= along; });
-    const Segment& segment = segments_[*(after - 1)];
-    const uint64_t in_segment = along - segment.in_part;
-    const uint64_t count = std::min(end - begin, (segment.length - in_segment) * inner_ - behind);
-    const uint64_t to = (outer * whole_size_ + segment.in_whole + in_segment) * inner_ + behind;
+    const uint64_t outer = begin / inner_ / of.size, along = begin / inner_ % of.size, behind = begin % inner_;
+    const uint64_t turn = along / of.run, in_run = along % of.run;
+    const uint64_t count = std::min(end - begin, (of.run - in_run) * inner_ - behind);
+    const uint64_t to = (outer * whole_size_ + turn * turn_ + of.in_turn + in_run) * inner_ + behind;
     if (Status status = each({part, begin, to, count}); !status) return status;
     begin += count;
   }
@@ -61,12 +45,13 @@ Status Cutting::to_whole(size_t part, uint64_t begin, uint64_t end, const std::f
 Status Cutting::to_parts(uint64_t begin, uint64_t end, const std::function<Status(const Run&)>& each) const {
   while (begin < end) {
     const uint64_t outer = begin / inner_ / whole_size_, along = begin / inner_ % whole_size_, behind = begin % inner_;
-    const auto after = std::partition_point(segments_.begin(), segments_.end(), [&](const Segment& one) { return one.in_whole <= along; });
-    const Segment& segment = *(after - 1);
-    const uint64_t in_segment = along - segment.in_whole;
-    const uint64_t count = std::min(end - begin, (segment.length - in_segment) * inner_ - behind);
-    const uint64_t to = (outer * part_sizes_[segment.part] + segment.in_part + in_segment) * inner_ + behind;
-    if (Status status = each({segment.part, begin, to, count}); !status) return status;
+    const uint64_t turn = along / turn_, in_turn = along % turn_;
+    const auto after = std::partition_point(parts_.begin(), parts_.end(), [&](const Part& one) { return one.in_turn <= in_turn; });
+    const auto of = after - 1;  // of parts that begin at the same place the last, as those before it are empty
+    const uint64_t in_run = in_turn - of->in_turn;
+    const uint64_t count = std::min(end - begin, (of->run - in_run) * inner_ - behind);
+    const uint64_t to = (outer * of->size + turn * of->run + in_run) * inner_ + behind;
+    if (Status status = each({static_cast<size_t>(of - parts_.begin()), begin, to, count}); !status) return status;
     begin += count;
   }
   return {};

@@ -26,15 +26,14 @@ class Cutting {
   Status to_parts(uint64_t begin, uint64_t end, const std::function<Status(const Run&)>& each) const;
 
  private:
-  struct Segment {  // along the dimension that is cut
-    size_t part;
-    uint64_t in_part, in_whole, length;
+  struct Part {          // along the dimension that is cut
+    uint64_t size, run;  // of the part, and of each of its equally long runs
+    uint64_t in_turn;    // where its run begins in a turn of all parts
   };
 
   uint64_t whole_size_ = 0, inner_ = 1;  // along that dimension; elements behind each of its indices
-  std::vector<uint64_t> part_sizes_;
-  std::vector<Segment> segments_;             // none empty; by in_whole
-  std::vector<std::vector<size_t>> of_part_;  // their numbers, by in_part
+  uint64_t turn_ = 0;                    // one run of each part
+  std::vector<Part> parts_;
 };
 
 }  // namespace megadp

@@ -164,9 +164,35 @@ void by_hand() {
 
 }  // namespace
 
+// A manifest may claim any number of turns: they take neither memory nor time.
+void many_turns() {
+  constexpr int64_t most = INT32_MAX;
+  StoredArray array;
+  array.shape = {2 * most};
+  array.cut = {0, static_cast<int>(most), {most, most}};
+  const Cutting two(array);
+  uint64_t runs = 0;
+  const auto count = [&runs](const Run& run) {
+    runs += run.count;
+    return Status();
+  };
+  check(two.to_whole(1, most - 3, most, count).ok() && two.to_parts(2 * most - 4, 2 * most, count).ok(), "ends of an array");
+  check_equal(runs, 7, "elements of the two");
+  array.shape = {most};
+  array.cut.sizes = {0, most};
+  runs = 0;
+  const auto one = [&runs](const Run& run) {
+    runs += 1;
+    return Status(run.part == 1 && run.count == most ? Code::ok : Code::internal, "");
+  };
+  check(Cutting(array).to_parts(0, most, one).ok(), "one part's turns follow one another");
+  check_equal(runs, 1, "runs of one part");
+}
+
 int main() {
   set_property_runs(20000);
   by_hand();
+  many_turns();
   check(rc::check("a range of the whole is these of the parts", [] { to_parts_is_the_oracle(*any_input()); }), "to parts");
   check(rc::check("a range of a part is these of the whole", [] { to_whole_is_the_oracle(*any_input()); }), "to the whole");
   return finish();
