@@ -215,12 +215,12 @@ MDP_API mdp_status mdp_halo_create(mdp_comm* comm, const mdp_halo_config* config
  * the halo becomes what its owners have. BACKWARD, the adjoint: it is added to where it came from, in the order of ranks, and becomes 0;
  * KEEP stays. Collective over comm, but waits for neighbours alone, two exchanges behind. Errors: INVALID, STATE. */
 MDP_API mdp_status mdp_halo_start(mdp_halo* halo, const mdp_tensor* fields, size_t count, uint64_t flags, mdp_stream stream);
-/* Waits for neighbours, and brings what they sent to its place. Errors: STATE (not started), DESYNC (one went the other way; on a
- * device noticed between ranks of one node). */
+/* Waits for neighbours, and places what they sent. With config.arrays, halos in flight in one order on all ranks. Errors: STATE (not
+ * started), DESYNC (one went the other way; on a device, within a node). */
 MDP_API mdp_status mdp_halo_finish(mdp_halo* halo, mdp_stream stream);
 
-/* Padded array `index` of config.arrays, shaped as field index % fields, zero at first, while halo lives. Neighbours on the node read much
- * of it there. Local. */
+/* Padded array `index` of config.arrays, shaped as field index % fields, zero at first, while halo lives. Neighbours on the node read
+ * from it. Local. */
 MDP_API mdp_status mdp_halo_array(mdp_halo* halo, uint64_t index, mdp_tensor* out);
 
 /* Of each dimension this rank's place in the grid, where its part begins, and the whole's size; or NULL. Local. */

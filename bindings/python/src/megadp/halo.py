@@ -122,8 +122,9 @@ class Halo(Closable):
         self._handle.keep((operands, tensors), lambda: self._tree.run(self._handle, lib.mdp_halo_start, *arguments))
 
     def finish(self, stream: int = 0) -> None:
-        """Waits for the neighbours. Raises MegaDPError: STATE (it was not started), DESYNC (one of them went the other way), those of a lost
-        communicator."""
+        """Waits for the neighbours; where the fields are arrays that the library has made, also until they have read them: several halos in
+        flight must then be finished in one order on all ranks. Raises MegaDPError: STATE (it was not started), DESYNC (one of them went the other
+        way), those of a lost communicator."""
         self._tree.run(self._handle, lib.mdp_halo_finish, stream or None)
         self._handle.kept.clear()  # until here the memory was the library's
 
