@@ -44,6 +44,11 @@ class Children(unittest.TestCase):
         codes, lines = run_all(TwoHosts(self).run(MEGADP, (1, 1), [FORKS, f"10.83.0.1:{PORT + 1}"]), MEGADP_TRANSPORT="sockets")
         self.assertEqual((codes, [line.strip() for line in lines]), ([0, 0], [f"child of rank {rank}: MDP_OK" for rank in range(2)]))
 
+    def test_a_rank_that_leaves_a_group_is_noticed_though_a_child_lives(self):
+        codes, lines = run_all(TwoHosts(self).run(MEGADP, (1, 1), [FORKS, "--leave"]), MEGADP_TRANSPORT="sockets")
+        self.assertEqual((codes, len(lines)), ([0, 0], 1), lines)
+        self.assertRegex(lines[0], r"^MDP_E_PEER .*rank 1 ")
+
     def test_a_death_is_noticed_though_a_child_lives(self):
         hosts = TwoHosts(self)
         job = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "10.83.0.1", "MASTER_PORT": str(PORT)}

@@ -2,6 +2,7 @@
 // A rank whose child tries to join a world of its own. Started by fork_test.py under `megadp run`, on one node or on two.
 // usage: forks [ROOT]      ROOT: host:port where the children's rank 0 shall listen, if they are on several nodes
 // Prints what mdp_comm_create told the child, and leaves with 0 when the parent's communicator is as good as before.
+//        forks --leave     rank 1 leaves a group while a child of it lives; rank 0 prints what it is told there
 //        forks --die       rank 1 dies and leaves a child, whose pid it has printed; the others print what they are told
 #include <csignal>
 #include <cstdio>
@@ -55,6 +56,33 @@ void run() {
   ok(mdp_broadcast(made, &tensor, 0, nullptr, nullptr));
 }
 
+void leave() {
+  mdp_comm_config config{};
+  config.struct_size = sizeof config;
+  config.timeout_ns = kTimeoutNs;
+  mdp_comm* made = nullptr;
+  ok(mdp_comm_create(&config, nullptr, &made));
+  const Comm comm(made);
+  ok(mdp_comm_split(made, 0, 0, &made));
+  Comm group(made);
+  ok(mdp_barrier(group.get(), nullptr));
+  if (mdp_comm_rank(comm.get()) == 1) {
+    const pid_t child = fork();
+    if (child == 0) {
+      sleep(90);
+      std::_Exit(0);
+    }
+    group.reset();
+    (void)mdp_barrier(comm.get(), nullptr);  // until the other has been told, which ends all groups
+    kill(child, SIGKILL);
+    waitpid(child, nullptr, 0);
+    return;
+  }
+  const mdp_status status = mdp_barrier(group.get(), nullptr);
+  std::printf("%s %s\n", mdp_status_name(status), mdp_last_error());
+  std::fflush(stdout);
+}
+
 void die() {
   mdp_comm* made = nullptr;
   ok(mdp_comm_create(nullptr, nullptr, &made));
@@ -78,10 +106,16 @@ void die() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const bool dies = argc > 1 && std::string_view(argv[1]) == "--die";
-  if (argc > 1 && !dies) setenv("MEGADP_ROOT", argv[1], 1);
+  const std::string_view word = argc > 1 ? argv[1] : "";
   try {
-    dies ? die() : run();
+    if (word == "--die") {
+      die();
+    } else if (word == "--leave") {
+      leave();
+    } else {
+      if (!word.empty()) setenv("MEGADP_ROOT", argv[1], 1);
+      run();
+    }
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;

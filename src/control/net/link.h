@@ -31,11 +31,6 @@ class Link {
   Link(Fd socket, uint64_t max_payload) : socket_(std::move(socket)), max_payload_(max_payload) {}
 
   int fd() const noexcept { return socket_.get(); }
-  // The socket, for who goes on without frames. Whatever else this has received is lost.
-  Fd take_socket() {
-    const auto lock = InChild::no_fork();
-    return std::move(socket_);
-  }
   State state() const noexcept { return state_; }
   const std::string& error() const noexcept { return error_; }
   void set_max_payload(uint64_t bytes) noexcept { max_payload_ = bytes; }
@@ -50,6 +45,8 @@ class Link {
   // Writes as much as the socket takes.
   void flush();
   bool idle() const noexcept { return out_.empty(); }
+  // Over TCP: all of it has reached the other side's machine, where it can be read whatever becomes of this process.
+  bool has_arrived() const noexcept;
   // Nothing more will be sent; the other side reads an end of file.
   void shut_down_sending() noexcept;
   // True when the kernel holds too many descriptors in flight: flush() is to be tried again after a moment, the socket will not tell.
