@@ -9,6 +9,7 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <array>
@@ -85,10 +86,21 @@ bool holds(std::string_view bytes, const Number& number) {
   return bytes.find(std::string_view(reinterpret_cast<const char*>(&number), sizeof number)) != std::string_view::npos;
 }
 
-bool listens_as_named(int fd, std::string_view name) {
-  int listening = 0;
-  socklen_t size = sizeof listening;
-  if (::getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listening, &size) != 0 || listening == 0) return false;
+// act(fd, inode) for each socket of this process that listens.
+template <class Act>
+void each_listener(const Act& act) {
+  const std::unique_ptr<DIR, CloseFolder> folder(::opendir("/proc/self/fd"));
+  for (const dirent* entry = nullptr; folder && (entry = ::readdir(folder.get())) != nullptr;) {
+    const int fd = std::atoi(entry->d_name);
+    int listening = 0;
+    socklen_t size = sizeof listening;
+    struct stat file {};
+    if (::getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listening, &size) != 0 || listening == 0 || ::fstat(fd, &file) != 0) continue;
+    act(fd, file.st_ino);
+  }
+}
+
+bool is_named(int fd, std::string_view name) {
   sockaddr_storage at{};
   socklen_t length = sizeof at;
   if (::getsockname(fd, reinterpret_cast<sockaddr*>(&at), &length) != 0) return false;
@@ -154,13 +166,18 @@ Status check_free_ports(const std::vector<std::string>& devices, size_t count) {
   return {};
 }
 
-int refuse_own_machine(std::string_view name) {
+std::vector<uint64_t> listening_sockets() {
+  std::vector<uint64_t> inodes;
+  each_listener([&](int, uint64_t inode) { inodes.push_back(inode); });
+  return inodes;
+}
+
+int refuse_own_machine(std::string_view name, const std::vector<uint64_t>& others) {
   int treated = 0;
-  const std::unique_ptr<DIR, CloseFolder> folder(::opendir("/proc/self/fd"));
-  for (const dirent* entry = nullptr; folder && (entry = ::readdir(folder.get())) != nullptr;) {
-    const int fd = std::atoi(entry->d_name);
-    if (listens_as_named(fd, name) && drop_what_comes_over_loopback(fd)) ++treated;
-  }
+  each_listener([&](int fd, uint64_t inode) {
+    const bool is_other = std::find(others.begin(), others.end(), inode) != others.end();
+    if (!is_other && is_named(fd, name) && drop_what_comes_over_loopback(fd)) ++treated;
+  });
   return treated;
 }
 

@@ -329,10 +329,11 @@ Result<std::unique_ptr<Transport>> UcxNetwork::connect(const std::vector<int>& m
   const Status ports = here.front() == world_->rank() ? check_ports(here.size()) : Status();
   if (Status agreed = agree(*world_, members, {kConnecting}, ports); !agreed) return agreed;
   auto transport = std::make_unique<UcxTransport>(shared_from_this(), members, std::move(pool));
+  const std::vector<uint64_t> before = listening_sockets();
   Status started = transport->start();
   Result<std::string> mine = started.ok() ? transport->address() : Result<std::string>(started);
   const bool on_loopback = devices_ == "lo";  // nodes that a test plays
-  if (mine.ok() && !on_loopback) refuse_own_machine(*mine);
+  if (mine.ok() && !on_loopback) refuse_own_machine(*mine, before);
   auto all = exchange_findings(*world_, members, mine);
   if (!all.ok()) return all.status();
   // If one has no endpoints, nobody must wait for its greeting.
