@@ -130,13 +130,14 @@ Result<Fd> listen_address(const std::string& place, const addrinfo& address, boo
 Result<std::vector<Fd>> listen_tcp(const Endpoint& endpoint) {
   auto literal = look_up_here(endpoint, AI_NUMERICHOST | AI_PASSIVE);
   if (literal.ok()) {
-    auto fd = listen_address(endpoint.describe(), *literal->head, false);
+    int error = 0;
+    auto fd = listen_address(endpoint.describe(), *literal->head, false, &error);
     if (fd.ok()) {
       std::vector<Fd> fds;
       fds.push_back(*std::move(fd));
       return fds;
     }
-    if (errno != EADDRNOTAVAIL) return fd.status();
+    if (error != EADDRNOTAVAIL) return fd.status();
     // Nobody would ever come, and all would wait for that. Names are not compared: they may mean different things elsewhere.
     return invalid("the root address ", endpoint.describe(),
                    " is no address of this machine, where rank 0 was started. It must be one that ",
