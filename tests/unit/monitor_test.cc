@@ -2,7 +2,9 @@
 // One Monitor, or two, among ranks that the test plays itself, over socket pairs: so the order in which news arrives is the test's.
 #include "control/monitor/monitor.h"
 
+#include <linux/filter.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -15,6 +17,7 @@
 #include <thread>
 
 #include "check.h"
+#include "control/net/socket.h"
 
 using namespace megadp;
 using namespace megadp::test;
@@ -43,13 +46,20 @@ class Played {
   Monitor::Connection connection(int rank, bool control, bool serving = false) {
     int ends[2] = {-1, -1};
     check(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) == 0, "a pair of sockets");
-    link_ = std::make_unique<Link>(Fd(ends[0]), 1 << 20);
-    Monitor::Connection made;
-    made.rank = rank;
+    Monitor::Connection made = connection(rank, Fd(ends[0]), Fd(ends[1]));
     made.control = control;
     made.descriptors = !control;
     made.serving = serving;
-    made.link = std::make_unique<Link>(Fd(ends[1]), 1 << 20);
+    return made;
+  }
+  Monitor::Connection connection_over_tcp(int rank) {
+    const auto listener = listen_at_free_port("127.0.0.1");
+    check(listener.ok(), "a port");
+    auto theirs = connect_to({"", "127.0.0.1", own_end(listener->get()).port}, Deadline::after_ns(kSecondNs));
+    auto mine = accept_from(*listener);
+    check(theirs.ok() && mine.ok(), "a connection");
+    Monitor::Connection made = connection(rank, *std::move(mine), *std::move(theirs));
+    made.control = made.over_tcp = true;
     return made;
   }
   void send(FrameType type, std::string payload) {
@@ -58,7 +68,7 @@ class Played {
     check(link_->idle(), "what was sent is on its way");
   }
   void send_with_a_descriptor(FrameType type, std::string payload) {
-    link_->send(type, std::make_shared<const std::string>(std::move(payload)), {std::make_shared<const Fd>(::dup(1))});
+    link_->send(type, std::make_shared<const std::string>(std::move(payload)), {descriptor_});
     link_->flush();
   }
   void heartbeat() {
@@ -77,25 +87,36 @@ class Played {
     writer.status(why);
     send(FrameType::failure, writer.take());
   }
-  // Waits for a frame of this type; others are passed over.
-  bool receives(FrameType type, Frame* out = nullptr) {
-    return wait_until([&] {
-      (void)link_->receive(&frames_);
-      while (!frames_.empty()) {
-        Frame frame = std::move(frames_.front());
-        frames_.erase(frames_.begin());
-        if (frame.type != type) continue;
-        if (out != nullptr) *out = std::move(frame);
-        return true;
-      }
-      return false;
-    });
+  // Whether a frame of this type has come; others are passed over.
+  bool has_received(FrameType type, Frame* out = nullptr) {
+    (void)link_->receive(&frames_);
+    while (!frames_.empty()) {
+      Frame frame = std::move(frames_.front());
+      frames_.erase(frames_.begin());
+      if (frame.type != type) continue;
+      if (out != nullptr) *out = std::move(frame);
+      return true;
+    }
+    return false;
   }
+  bool receives(FrameType type, Frame* out = nullptr) {
+    return wait_until([&] { return has_received(type, out); });
+  }
+  int fd() const { return link_->fd(); }
   void close() { link_.reset(); }
 
  private:
+  Monitor::Connection connection(int rank, Fd mine, Fd theirs) {
+    link_ = std::make_unique<Link>(std::move(mine), 1 << 20);
+    Monitor::Connection made;
+    made.rank = rank;
+    made.link = std::make_unique<Link>(std::move(theirs), 1 << 20);
+    return made;
+  }
+
   std::unique_ptr<Link> link_;
   std::vector<Frame> frames_;
+  std::shared_ptr<const Fd> descriptor_ = std::make_shared<const Fd>(::dup(1));
 };
 
 // Ranks of this process, or of others that no Monitor can watch.
@@ -308,6 +329,25 @@ void a_goodbye_on_its_way_is_waited_for() {
   }
 }
 
+// Of two containers that share a network, each has a process of the same number, started in the same tick: the end of one says nothing of
+// the other.
+void containers_have_numbers_of_their_own() {
+  Child child;
+  std::vector<Process> table = table_of(4);
+  table[2] = table[3] = child.process();
+  ++table[3].pid_namespace;
+  Played hub;
+  auto monitor = make(1, 20 * kSecondNs, table);
+  monitor->add_connection(hub.connection(0, true));
+  check(monitor->start().ok(), "the monitor starts");
+  hub.goodbye(2);
+  check(wait_until([&] { return monitor->has_left(2); }), "the goodbye is heard");
+  child.end();
+  sleep_ms(1500);
+  check(!monitor->failed(), "a rank of another container has died: " + monitor->failure().text());
+  monitor->leave();
+}
+
 // Rank 2 learned of a failure from the hub, which is then lost: rank 1, on the same node, hears of it from rank 2 as that leaves. It must
 // not take rank 2 for one that has done its work.
 void leaving_after_a_failure_is_not_peaceful() {
@@ -429,6 +469,7 @@ int main() {
   an_answer_that_has_come_stays();
   a_call_that_is_given_up_is_withdrawn();
   a_goodbye_on_its_way_is_waited_for();
+  containers_have_numbers_of_their_own();
   leaving_after_a_failure_is_not_peaceful();
   the_first_failure_stays();
   nonsense_of_the_hub_is_a_failure();

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <exception>
+#include <tuple>
 
 #include "base/log.h"
 #include "base/text.h"
@@ -39,12 +40,13 @@ void Monitor::run() {
 }
 
 void Monitor::watch_processes() {
-  std::map<std::pair<int, uint64_t>, std::vector<int>> processes;  // several ranks may be threads of one
+  // Several ranks may be threads of one. The same numbers in two containers are two processes.
+  std::map<std::tuple<uint64_t, int, uint64_t>, std::vector<int>> processes;
   const Process& own = table_[static_cast<size_t>(rank_)];
   for (int r = 0; r < size(); ++r) {
     const Process& process = table_[static_cast<size_t>(r)];
     if (process.host_key != own.host_key || (process.pid == own.pid && process.pid_namespace == own.pid_namespace)) continue;
-    processes[{process.pid, process.start_time}].push_back(r);
+    processes[{process.pid_namespace, process.pid, process.start_time}].push_back(r);
   }
   for (auto& [id, ranks] : processes) {
     ProcessWatch seen = watch_process(table_[static_cast<size_t>(ranks.front())]);
