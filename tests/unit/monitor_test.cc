@@ -348,6 +348,28 @@ void containers_have_numbers_of_their_own() {
   monitor->leave();
 }
 
+// A rank that may have no more descriptors cannot go on, but it lives: the others are told why it ends the job, and not that it died.
+void who_lacks_descriptors_says_so() {
+  Played hub;
+  auto monitor = make(1, 20 * kSecondNs, table_of(2));
+  monitor->add_connection(hub.connection(0, true));
+  check(monitor->start().ok(), "the monitor starts");
+  rlimit before{};
+  ::getrlimit(RLIMIT_NOFILE, &before);
+  const rlimit none{3, before.rlim_max};
+  ::setrlimit(RLIMIT_NOFILE, &none);
+  hub.send_with_a_descriptor(FrameType::result, "with a descriptor that finds no place");
+  check(wait_until([&] { return monitor->failed(); }), "the loss is noticed");
+  ::setrlimit(RLIMIT_NOFILE, &before);
+  fails(monitor->failure(), Code::system, {"rank 1 (pid ", "ulimit -n"});
+  Frame told;
+  if (!check(hub.receives(FrameType::failure, &told), "the hub is not told why the connection ends")) return;
+  FrameReader reader(told.payload);
+  check_equal(reader.i32(), 1, "who tells");
+  fails(reader.status(), Code::system, {"rank 1 (pid ", "ulimit -n"});
+  monitor->leave();
+}
+
 // Rank 2 learned of a failure from the hub, which is then lost: rank 1, on the same node, hears of it from rank 2 as that leaves. It must
 // not take rank 2 for one that has done its work.
 void leaving_after_a_failure_is_not_peaceful() {
@@ -470,6 +492,7 @@ int main() {
   a_call_that_is_given_up_is_withdrawn();
   a_goodbye_on_its_way_is_waited_for();
   containers_have_numbers_of_their_own();
+  who_lacks_descriptors_says_so();
   leaving_after_a_failure_is_not_peaceful();
   the_first_failure_stays();
   nonsense_of_the_hub_is_a_failure();

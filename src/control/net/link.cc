@@ -141,7 +141,7 @@ void Link::parse(std::vector<Frame>* out) {
 }
 
 void Link::send(FrameType type, std::shared_ptr<const std::string> payload, std::vector<std::shared_ptr<const Fd>> fds) {
-  if (state_ != State::open) return;
+  if (state_ == State::closed) return;  // what has been received may be spoilt: the other side is told so
   Outgoing frame{{kFrameMagic, static_cast<uint16_t>(type), static_cast<uint16_t>(fds.size()), payload->size()}, std::move(payload), {}};
   frame.fds = std::move(fds);
   out_.push_back(std::move(frame));
