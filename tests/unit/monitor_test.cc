@@ -370,6 +370,27 @@ void who_lacks_descriptors_says_so() {
   monitor->leave();
 }
 
+// A goodbye whose packet is lost would stay lost if the process ended with something unread in its socket: it is waited for.
+void a_goodbye_arrives_before_its_sender_is_gone() {
+  Played hub;
+  Monitor::Connection over_tcp = hub.connection_over_tcp(0);
+  const int fd = hub.fd();
+  auto monitor = make(1, 20 * kSecondNs, table_of(2));
+  monitor->add_connection(std::move(over_tcp));
+  check(monitor->start().ok(), "the monitor starts");
+  sock_filter drop{BPF_RET | BPF_K, 0, 0, 0};
+  const sock_fprog all{1, &drop};
+  check(::setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &all, sizeof all) == 0, "packets are lost");
+  std::thread mended([fd] {
+    sleep_ms(300);
+    const int none = 0;
+    check(::setsockopt(fd, SOL_SOCKET, SO_DETACH_FILTER, &none, sizeof none) == 0, "and are lost no more");
+  });
+  monitor->leave();
+  check(hub.has_received(FrameType::goodbye), "who has left has not said goodbye");
+  mended.join();
+}
+
 // Rank 2 learned of a failure from the hub, which is then lost: rank 1, on the same node, hears of it from rank 2 as that leaves. It must
 // not take rank 2 for one that has done its work.
 void leaving_after_a_failure_is_not_peaceful() {
@@ -493,6 +514,7 @@ int main() {
   a_goodbye_on_its_way_is_waited_for();
   containers_have_numbers_of_their_own();
   who_lacks_descriptors_says_so();
+  a_goodbye_arrives_before_its_sender_is_gone();
   leaving_after_a_failure_is_not_peaceful();
   the_first_failure_stays();
   nonsense_of_the_hub_is_a_failure();

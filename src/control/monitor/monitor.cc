@@ -18,7 +18,8 @@
 namespace megadp {
 namespace {
 
-constexpr uint64_t kGoodbyeNs = 200'000'000;        // leaving waits this long at most
+constexpr uint64_t kGoodbyeNs = 1'000'000'000;  // leaving waits this long at most: TCP sends a lost packet again twice meanwhile
+constexpr auto kGoodbyeLook = std::chrono::milliseconds(1);
 constexpr uint64_t kSequences = uint64_t{1} << 40;  // of a line: the lines' numbers follow each other
 static_assert(World::kLines <= UINT64_MAX / kSequences + 1);
 constexpr uint64_t kLastWordNs = 1'000'000'000;  // for the relay to say who is missing, or to be told of a failure
@@ -302,7 +303,6 @@ void Monitor::leave() {
   FrameWriter writer;
   writer.i32(rank_);
   const auto payload = std::make_shared<const std::string>(writer.take());
-  bool tcp = false;
   for (Connection& c : connections_) {
     if (!c.link) continue;
     if (!failure_.ok() && !c.control) {  // it must not look like leaving in peace, and the hub's word may come later
@@ -318,15 +318,15 @@ void Monitor::leave() {
       c.link->shut_down_sending();
       c.done_sending = true;
     }
-    tcp = tcp || (c.over_tcp && !c.serving);
   }
   relay_->leave(rank_);
   wake();
-  // Over TCP the goodbye could still be lost if this process ended while something it has not read is in its socket; so the other
-  // side's end of file is waited for. UNIX sockets lose nothing.
+  // Over TCP the goodbye could still be lost if this process ended while something it has not read is in its socket: then the system sends
+  // nothing again. UNIX sockets lose nothing.
   const Deadline moment = Deadline::after_ns(kGoodbyeNs);
-  const auto gone = [&] { return !running_ || (everything_sent() && !tcp); };
-  while (!gone() && !moment.passed()) changed_.wait_until(lock, moment.time_point(), gone);
+  const auto has_arrived = [](const Connection& c) { return !c.link || (c.over_tcp ? c.link->has_arrived() : c.link->idle()); };
+  const auto gone = [&] { return !running_ || std::all_of(connections_.begin(), connections_.end(), has_arrived); };
+  while (!gone() && !moment.passed()) changed_.wait_for(lock, kGoodbyeLook);
 }
 
 }  // namespace megadp

@@ -2,6 +2,8 @@
 // Sending and receiving frames with sendmsg and recvmsg.
 #include "control/net/link.h"
 
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
@@ -206,6 +208,11 @@ void Link::flush() {
       return;
     }
   }
+}
+
+bool Link::has_arrived() const noexcept {
+  int under_way = 0;
+  return idle() && (::ioctl(socket_.get(), SIOCOUTQ, &under_way) != 0 || under_way == 0);
 }
 
 void Link::shut_down_sending() noexcept {
