@@ -206,7 +206,7 @@ typedef struct { /* of one rank */
   int64_t whole_output;
 } mdp_conv_part;
 
-/* Prepares exchanges, on a channel of their own; takes twice the memory of what goes to neighbours. Halos may be wider than parts.
+/* Prepares exchanges, on a channel of their own; takes twice the memory of what is sent. Halos may be wider than parts.
  * Collective over comm; blocking. Errors: INVALID (grid not of comm's size; parts that do not fit; reflected halo as wide as the whole),
  * DESYNC, MEMORY. */
 MDP_API mdp_status mdp_halo_create(mdp_comm* comm, const mdp_halo_config* config, mdp_halo** out);
@@ -216,7 +216,7 @@ MDP_API mdp_status mdp_halo_create(mdp_comm* comm, const mdp_halo_config* config
  * KEEP stays. Collective over comm, but waits for neighbours alone, two exchanges behind. Errors: INVALID, STATE. */
 MDP_API mdp_status mdp_halo_start(mdp_halo* halo, const mdp_tensor* fields, size_t count, uint64_t flags, mdp_stream stream);
 /* Waits for neighbours, and places what they sent. With config.arrays, halos in flight in one order on all ranks. Errors: STATE (not
- * started), DESYNC (one went the other way; on a device, within a node). */
+ * started), DESYNC (one went the other way; on devices, within nodes). */
 MDP_API mdp_status mdp_halo_finish(mdp_halo* halo, mdp_stream stream);
 
 /* Padded array `index` of config.arrays, shaped as field index % fields, zero at first, while halo lives. Neighbours on the node read
