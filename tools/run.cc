@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "commands.h"
+#include "control/launch/launch.h"
 #include "control/launch/variables.h"
 #include "run_environment.h"
 #include "run_supervise.h"
@@ -20,8 +21,9 @@ namespace {
 constexpr int kMostRanks = 4096;  // per node: three descriptors and one process each
 
 constexpr const char* kAbout =
-    "Each rank finds MEGADP_RANK, MEGADP_NRANKS, MEGADP_LOCAL_RANK, MEGADP_LOCAL_SIZE, MEGADP_JOB, MEGADP_SECRET and MEGADP_LAUNCHER in\n"
-    "its environment, and OMP_NUM_THREADS and OPENBLAS_NUM_THREADS (processors / ranks, at least 1) where they are not set.\n"
+    "Each rank finds MEGADP_RANK, MEGADP_NRANKS, MEGADP_LOCAL_RANK, MEGADP_LOCAL_SIZE, MEGADP_JOB, MEGADP_SECRET, MEGADP_LAUNCHER and\n"
+    "MEGADP_OUTER_LAUNCHERS in its environment, and OMP_NUM_THREADS and OPENBLAS_NUM_THREADS (processors / ranks, at least 1) where they\n"
+    "are not set.\n"
     "Standard input goes to rank 0 unless it is a terminal; the others read from /dev/null.\n"
     "SIGINT, SIGTERM, SIGHUP, SIGQUIT and SIGTSTP are passed on to every rank and its children, SIGUSR1 and SIGUSR2 to the ranks alone;\n"
     "a second SIGINT kills.\n"
@@ -40,7 +42,7 @@ constexpr const char* kAboutJson =
     "Say what happens on stderr as one JSON object a line, between the ranks' own lines: "
     "{\"event\":\"started\",\"rank\",\"pid\",\"cpus\"}, "
     "{\"event\":\"ended\",\"rank\",\"pid\",\"exit\",\"signal\",\"seconds\"}, {\"event\":\"signal\",\"signal\",\"ranks\",\"why\"}, "
-    "{\"event\":\"leftovers\",\"signal\",\"pids\"}, {\"event\":\"error\",\"text\"} and, last, "
+    "{\"event\":\"leftovers\",\"signal\",\"pids\"}, {\"event\":\"warning\",\"text\"}, {\"event\":\"error\",\"text\"} and, last, "
     "{\"event\":\"summary\",\"ranks\":[{\"rank\",\"pid\",\"exit\",\"signal\"},...],\"exit\"}";
 
 struct Usage : CLI::Formatter {
@@ -110,6 +112,11 @@ int run(const Options& options, std::vector<std::string> command) {
   config.grace_s = options.grace;
   config.prefix = !options.no_prefix;
   config.json = options.json;
+  const std::string several = options.nranks == 0 ? one_of_several() : "";
+  if (!several.empty())
+    config.warning =
+        "without --nranks, the ranks started here are a job of their own, and train a model of their own; this `megadp run` is " +
+        ("one of several: " + several);
   return supervise(config);
 }
 

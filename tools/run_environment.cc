@@ -15,6 +15,7 @@
 #include <cstdlib>
 #include <map>
 
+#include "control/launch/launch.h"
 #include "owned_fd.h"
 
 extern char** environ;
@@ -139,6 +140,7 @@ std::vector<std::string> rank_environment(const Job& job, int index, size_t cpus
       {"MEGADP_JOB", job.name},
       {"MEGADP_SECRET", job.secret},
       {"MEGADP_LAUNCHER", job.launcher},
+      {kOuterLaunchers, outer_launchers()},
   };
   if (!job.root.empty()) set["MEGADP_ROOT"] = job.root;
   const std::string threads = std::to_string(std::max<size_t>(1, cpus / static_cast<size_t>(job.count)));

@@ -6,6 +6,7 @@
 //   MEGADP_JOB                               a name that no other job has; not secret
 //   MEGADP_SECRET                            64 hexadecimal digits that only this job knows
 //   MEGADP_LAUNCHER                          a name that no other `megadp run` has, for finding what it started
+//   MEGADP_OUTER_LAUNCHERS                   which other launchers' task this `megadp run` is, so that one started below it is noticed
 //   MEGADP_ROOT                              host:port where rank 0 listens; only when ranks are spread over nodes
 //   OMP_NUM_THREADS, OPENBLAS_NUM_THREADS    processors / local ranks, at least 1; left alone where the user has set them
 #pragma once

@@ -67,6 +67,10 @@ void Report::leftovers(int signal, const std::vector<pid_t>& pids) {
   say(fmt::format("the ranks have ended but left processes behind ({}): {}", fmt::join(pids, ", "), signal_name(signal)));
 }
 
+void Report::warning(const std::string& sentence) {
+  say(json_ ? line({{"event", "warning"}, {"text", sentence}}) : "warning: " + sentence);
+}
+
 void Report::error(const std::string& sentence) {
   say(json_ ? line({{"event", "error"}, {"text", sentence}}) : sentence);
 }

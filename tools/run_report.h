@@ -6,6 +6,7 @@
 //       "out_of_memory":"..."   besides, if the kernel killed it for that: how it says so
 //   {"event":"signal","signal":"SIGTERM","ranks":[1],"why":"grace"}                        why: user, grace, interrupted_twice
 //   {"event":"leftovers","signal":"SIGTERM","pids":[75]}
+//   {"event":"warning","text":"..."}
 //   {"event":"error","text":"..."}
 //   {"event":"summary","ranks":[{"rank":0,"pid":71,"exit":137,"signal":"SIGKILL"},...],"exit":137}
 #pragma once
@@ -38,6 +39,7 @@ class Report {
   void ended(const Ended& rank, size_t others, double grace);
   void signalled(int signal, const std::vector<int>& ranks, const char* why, const std::string& sentence);
   void leftovers(int signal, const std::vector<pid_t>& pids);
+  void warning(const std::string& sentence);
   void error(const std::string& sentence);
   void summary(const std::vector<Ended>& ranks, int exit);
 

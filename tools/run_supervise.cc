@@ -106,6 +106,7 @@ int Supervisor::give_up(const Status& why) {
 }
 
 int Supervisor::run() {
+  if (!config_.warning.empty()) report_.warning(config_.warning);
   Status ready = prepare();
   if (ready) ready = start_ranks();
   if (!ready) return give_up(ready);

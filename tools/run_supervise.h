@@ -20,6 +20,7 @@ struct RunConfig {
   double grace_s = 10;
   bool prefix = true;
   bool json = false;
+  std::string warning;  // said before the ranks are started
 };
 
 // The exit status of `megadp run`: 0 when every rank returned 0, otherwise what the first failing rank returned (128 + the signal that

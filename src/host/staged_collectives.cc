@@ -185,11 +185,15 @@ Status all_gather(const Call& call, const std::byte* from, std::byte* to, const 
     return call.group.post_parts(
         staging, [&](size_t) { return part(me, turn); }, [&](size_t rank) { return part(rank, turn); });
   };
+  // The own slice first: with pieces of one size `to` may be where `from` is, and then what comes from rank 0 overwrites it.
   const auto take = [&](const std::vector<std::byte*>& staging, uint64_t turn) -> Status {
+    const auto copy_from = [&](size_t rank, const std::byte* come) {
+      const uint64_t begin = pieces.begin(rank) + slices.of(pieces.count(rank), turn).begin;
+      copy_bytes(to + begin * width, come, part(rank, turn).bytes, call.executor(), pieces.total() * width);
+    };
+    copy_from(me, from + slices.of(pieces.count(me), turn).begin * width);
     for (size_t rank = 0; rank < staging.size(); ++rank) {
-      const uint64_t begin = slices.of(pieces.count(rank), turn).begin;
-      const std::byte* const come = rank == me ? from + begin * width : staging[rank];
-      copy_bytes(to + (pieces.begin(rank) + begin) * width, come, part(rank, turn).bytes, call.executor(), pieces.total() * width);
+      if (rank != me) copy_from(rank, staging[rank]);
     }
     return {};
   };

@@ -549,6 +549,19 @@ static void damage_is_found(void** state) {
   refused_unchanged(&j, directory, MDP_E_CORRUPT, "has a parameter that has taken 2 steps of 1");
   replace_in(manifest, "\"rule\":\"AdamW\",\"steps\":1", "\"rule\":\"AdamW\",\"steps\":2");
 
+  /* Values that no optimizer may be given. */
+  const mdp_checkpoint_part part = part_of(&j);
+  mdp_checkpoint_config config = config_of(directory, &part);
+  config.flags = MDP_CHECKPOINT_LOAD_HYPER;
+  static const char* const wrong[][2] = {{"\"beta1\":0.9,", "\"beta1\":1.0,"}, {"\"eps\":1e-08,", "\"eps\":1e-38,"}};
+  for (size_t i = 0; i < 2; ++i) {
+    replace_in(manifest, wrong[i][0], wrong[i][1]);
+    FAILS(MDP_E_CORRUPT, i == 0 ? "the optimizer's beta1 is not what it may be" : "the optimizer's eps", mdp_checkpoint_load(&config));
+    replace_in(manifest, wrong[i][1], wrong[i][0]);
+  }
+  OK(mdp_checkpoint_load(&config));
+  take_steps(&j, 2, 3);
+
   flip(file, -1); /* in the data: found while it is copied */
   SIZED(mdp_tensor, view);
   float values[LONGEST] = {0};

@@ -261,6 +261,21 @@ class Environment(RunTest):
         self.assertNotEqual(other["MEGADP_SECRET"], ranks[0]["MEGADP_SECRET"])
         self.assertNotIn(other["MEGADP_SECRET"][:16], other["MEGADP_JOB"])
 
+    def test_one_of_several_tasks_is_told(self):
+        """mpirun -n 2 megadp run -n 1: two models, and nobody said so."""
+        task = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+                "PMIX_NAMESPACE": "7"}
+        done = run("-n", "1", "sh", "-c", "echo $MEGADP_OUTER_LAUNCHERS", env={**self.env, **task})
+        self.assertEqual(done.code, 0)
+        self.assertRegex(done.out, r"^\[0\] none [0-9a-f]{16}\n$")
+        self.assertRegex(done.err, r"^megadp run: warning: without --nranks, .* one of several: Open MPI \(OMPI_COMM_WORLD_RANK=1 ")
+        event = json.loads(run("--json", "-n", "1", "true", env={**self.env, **task}).err.splitlines()[0])
+        self.assertEqual(event["event"], "warning")
+        alone = run("-n", "1", "sh", "-c", "echo $MEGADP_OUTER_LAUNCHERS", env={**self.env, **task, "OMPI_COMM_WORLD_RANK": "0",
+                                                                                "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+                                                                                "OMPI_COMM_WORLD_LOCAL_SIZE": "1"})
+        self.assertEqual(alone.err, "")
+
     def test_an_outer_job_does_not_shine_through(self):
         outer = {"MEGADP_RANK": "7", "MEGADP_NRANKS": "9", "MEGADP_JOB": "outer", "MEGADP_SECRET": "no", "MEGADP_ROOT": "a:1"}
         rank = self.ranks("-n", "1", env=outer)[0][0]

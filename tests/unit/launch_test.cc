@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 
+#include "base/log.h"
 #include "check.h"
 #include "control/join/job_key.h"
 #include "control/launch/launch.h"
@@ -51,8 +52,10 @@ void set_environment(const Env& env) {
   for (const Env* all : {&kMegadp, &kTorch, &kSlurm, &kOpenMpi, &kMpich}) {
     for (const auto& [name, value] : *all) set_before.insert(name);
   }
-  for (const char* name : {"SLURM_JOBID", "SLURM_STEPID", "SLURM_NODELIST", "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES", "MEGADP_ROOT",
-                           "MEGADP_LOCAL_RANK", "MEGADP_LOCAL_SIZE", "OMPI_MCA_ess_base_jobid", "SLURM_RESTART_COUNT"}) {
+  for (const char* name :
+       {"SLURM_JOBID", "SLURM_STEPID", "SLURM_NODELIST", "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES", "MEGADP_ROOT", "MEGADP_LOCAL_RANK",
+        "MEGADP_LOCAL_SIZE", "OMPI_MCA_ess_base_jobid", "SLURM_RESTART_COUNT", kOuterLaunchers, "MV2_COMM_WORLD_RANK",
+        "MV2_COMM_WORLD_SIZE", "PALS_RANKID", "FLUX_TASK_RANK", "JOB_COMPLETION_INDEX", "PBS_TASKNUM"}) {
     set_before.insert(name);
   }
   for (const std::string& name : set_before) unsetenv(name.c_str());
@@ -87,6 +90,27 @@ void nothing_is_one_rank() {
   accepts({{"PMIX_NAMESPACE", "x"}}, "alone", 0, 1);
   refuses({{"MEGADP_ROOT", "a:1"}}, {"MEGADP_ROOT=a:1", "no launcher"});
   refuses({{"MASTER_ADDR", "n"}, {"MASTER_PORT", "1"}}, {"MASTER_ADDR=n", "MASTER_PORT=1", "RANK"});
+}
+
+// Launchers whose ranks were alone, each with a model of its own: refused where it is certain, told where it may be meant.
+void unknown_launchers_are_told() {
+  static int warnings = 0;
+  set_log([](void*, int32_t level, const char*, size_t) { warnings += level == static_cast<int32_t>(LogLevel::warning); }, nullptr);
+  refuses({{"PMIX_NAMESPACE", "x"}, {"PMIX_RANK", "1"}}, {"PMIX_RANK=1", "PMIx", "megadp run"});
+  accepts({{"PMIX_NAMESPACE", "x"}, {"PMIX_RANK", "0"}}, "alone", 0, 1);
+  refuses({{"MV2_COMM_WORLD_RANK", "0"}, {"MV2_COMM_WORLD_SIZE", "2"}}, {"MV2_COMM_WORLD_RANK=0, MV2_COMM_WORLD_SIZE=2"});
+  accepts({{"MV2_COMM_WORLD_RANK", "0"}, {"MV2_COMM_WORLD_SIZE", "1"}}, "alone", 0, 1);
+  refuses({{"PALS_RANKID", "3"}}, {"PALS_RANKID=3"});
+  refuses({{"FLUX_TASK_RANK", "1"}}, {"FLUX_TASK_RANK=1"});
+  accepts({{"JOB_COMPLETION_INDEX", "0"}}, "alone", 0, 1);
+  accepts({{"PBS_TASKNUM", "1"}}, "alone", 0, 1);
+  deliver_logs();
+  check_equal(warnings, 0, "warnings of what may well be alone");
+  accepts({{"JOB_COMPLETION_INDEX", "2"}}, "alone", 0, 1);
+  accepts({{"PBS_TASKNUM", "2"}}, "alone", 0, 1);
+  deliver_logs();
+  check_equal(warnings, 2, "warnings");
+  set_log(nullptr, nullptr);
 }
 
 void reads_megadp_run() {
@@ -207,6 +231,31 @@ void weighs_several() {
   refuses(with(kOpenMpi, kMpich), {"Open MPI", "MPICH", "PMI_RANK=0"});
 }
 
+// `megadp run` won over whatever came: a launcher in the place of a rank started ranks that were all rank 0 of 1.
+void notices_a_launcher_below_megadp_run() {
+  for (const Env& other : {kTorch, kSlurm, kOpenMpi}) {
+    set_environment(other);
+    const std::string note = outer_launchers();
+    accepts(with(other, with(kMegadp, {{kOuterLaunchers, note}})), "megadp run", 1, 4);
+    set_environment({});
+    const Env below = with(with(kMegadp, {{"MEGADP_RANK", "0"}, {"MEGADP_NRANKS", "1"}}), {{kOuterLaunchers, outer_launchers()}});
+    refuses(with(below, other), {"contradict", "megadp run (MEGADP_RANK=0 MEGADP_NRANKS=1"});
+  }
+  // Of the same launcher as the one above, and of another job.
+  set_environment(kOpenMpi);
+  const Env nested = with(kMegadp, {{kOuterLaunchers, outer_launchers()}});
+  refuses(with(with(kOpenMpi, nested), {{"PMIX_NAMESPACE", "124"}}), {"contradict", "Open MPI (OMPI_COMM_WORLD_RANK=1"});
+  refuses(with(with(kOpenMpi, nested), kTorch), {"contradict", "RANK=3"});
+  check(one_of_several().find("OMPI_COMM_WORLD_RANK=1") != std::string::npos, "one of Open MPI's two");
+  // In agreement, or of a single process: nothing is trained twice.
+  const Env noted = with(kMegadp, {{kOuterLaunchers, "none"}});
+  accepts(with(noted, {{"RANK", "1"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "n01"}, {"MASTER_PORT", "29500"}}), "megadp run", 1, 4);
+  accepts(with(noted, {{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"MASTER_ADDR", "n01"}, {"MASTER_PORT", "29500"}}), "megadp run", 1, 4);
+  accepts(with(noted, {{"WORLD_SIZE", "8"}}), "megadp run", 1, 4);
+  set_environment({{"RANK", "0"}, {"WORLD_SIZE", "1"}});
+  check(one_of_several().empty(), "a task that is alone");
+}
+
 void ids_carry_what_they_were_made_with() {
   set_environment({});
   const auto id = create_unique_id();
@@ -299,11 +348,13 @@ void names_follow_from_job_and_secret() {
 int main() {
   set_property_runs(300);
   nothing_is_one_rank();
+  unknown_launchers_are_told();
   reads_megadp_run();
   reads_torchrun();
   reads_slurm();
   reads_mpi();
   weighs_several();
+  notices_a_launcher_below_megadp_run();
   ids_carry_what_they_were_made_with();
   hash_is_blake2s();
   names_follow_from_job_and_secret();

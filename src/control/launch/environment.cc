@@ -3,7 +3,9 @@
 // call it success, so whatever is unclear is an error that says what was seen.
 //
 // Launchers are nested in practice, and an inner one's ranks inherit the outer one's variables:
-//   - `megadp run` sets everything itself, for exactly its own ranks, and nothing else starts under it as a rule: it wins.
+//   - `megadp run` sets everything itself, for exactly its own ranks, and notes which launchers' tasks it was itself: it wins over those.
+//   What
+//     it has not noted was set below it, by a launcher that starts several ranks in the place of one of its own.
 //   - SLURM is the outermost: torchrun, mpirun and mpiexec are started by it, one per node, and their ranks still see SLURM's task number,
 //     which is the launcher's, not theirs. So a complete other launcher wins over it.
 //   - People derive one launcher's variables from another's (RANK=$OMPI_COMM_WORLD_RANK). Then both say the same, and the one that
@@ -13,6 +15,7 @@
 
 #include "base/log.h"
 #include "base/text.h"
+#include "control/join/job_key.h"
 #include "control/launch/variables.h"
 
 namespace megadp {
@@ -43,10 +46,35 @@ Status contradiction(const std::vector<Claim>& claims) {
                  "; unset those of the launchers that did not start this process");
 }
 
-Result<Claim> choose(std::vector<Claim> claims) {
-  if (claims.size() == 1 || claims.front().launcher == "megadp run") {
-    if (claims.front().complete()) return claims.front();
-    if (claims.size() == 1) return claims.front().problem();
+// In the order of how much they know about nodes; SLURM last because it is the outermost.
+std::vector<Claim> claims_found() {
+  std::vector<Claim> claims;
+  for (auto* claim_of : {claim_of_megadp_run, claim_of_open_mpi, claim_of_mpich, claim_of_torch, claim_of_slurm}) {
+    Claim claim = claim_of();
+    if (claim.seen) claims.push_back(std::move(claim));
+  }
+  return claims;
+}
+
+// By which a claim is known again.
+std::string mark_of(const Claim& claim) {
+  const Digest digest = blake2s({}, text(claim.launcher, " ", claim.launch.rank, " ", claim.launch.nranks, " ", claim.launch.job));
+  return to_hex(digest.data(), 8);
+}
+
+// Whether `other` is of a launcher that a rank of `megadp run` has started. One that starts a single process is like any other wrapper; a
+// `megadp run` that left no note is left alone.
+bool multiplies(const Claim& run, const Claim& other) {
+  const auto outer = variable(kOuterLaunchers);
+  return outer && other.complete() && other.launch.nranks > 1 && contradict(run, other) && outer->find(mark_of(other)) == std::string::npos;
+}
+
+Result<Claim> choose(const std::vector<Claim>& claims) {
+  const Claim& first = claims.front();
+  if (claims.size() == 1 || first.launcher == kMegadpRun) {
+    const bool alone = std::none_of(claims.begin() + 1, claims.end(), [&](const Claim& other) { return multiplies(first, other); });
+    if (first.complete() && alone) return first;
+    if (claims.size() == 1) return first.problem();
     return contradiction(claims);
   }
   // Claims are in the order of what they know: the first complete one is taken if nothing speaks against it.
@@ -75,6 +103,38 @@ Status find_root(Claim* claim) {
                  "and a free port, or let the ranks meet by an id or by config.bootstrap");
 }
 
+// What starts several processes, and tells too little for their ranks to meet: the number of this one, from `first` on, and, where it is
+// told, how many there are. With `always`, two of them are never two jobs.
+struct UnknownLauncher {
+  const char* name;
+  const char* number;
+  const char* count;
+  int first;
+  bool always;
+};
+constexpr UnknownLauncher kUnknownLaunchers[] = {
+    {"MVAPICH2", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", 0, true},
+    {"PMIx", "PMIX_RANK", "", 0, true},
+    {"PALS", "PALS_RANKID", "", 0, true},
+    {"Flux", "FLUX_TASK_RANK", "", 0, true},
+    {"an indexed job of Kubernetes", "JOB_COMPLETION_INDEX", "", 0, false},
+    {"PBS", "PBS_TASKNUM", "", 1, false},  // 1: the job's script
+};
+
+// The first of several processes may be the only one, and the tasks of an array may be jobs of their own: those are warned.
+Status check_unknown(const UnknownLauncher& by) {
+  const auto number = variable(by.number), count = variable(by.count);
+  if (!number || count == "1") return {};
+  const bool later = *number != std::to_string(by.first);
+  const std::string seen = text(by.number, "=", *number, count ? text(", ", by.count, "=", *count) : "");
+  if (by.always && (later || count)) {
+    return invalid("found ", seen, ": ", by.name, " has started several ranks, which cannot meet by what it tells them; start them with ",
+                   "`megadp run`, or let them meet by an id or by config.bootstrap. For a single rank unset ", by.number);
+  }
+  if (later) log(LogLevel::warning, text("found ", seen, ", and no launcher's variables: this process of ", by.name, " is a single rank"));
+  return {};
+}
+
 // Set on purpose, but by nobody that starts ranks: a launcher was forgotten, or its variables got lost.
 Status check_alone() {
   std::string found;
@@ -87,6 +147,10 @@ Status check_alone() {
         " but no launcher's variables: RANK and WORLD_SIZE, or MEGADP_RANK, MEGADP_NRANKS, MEGADP_JOB and MEGADP_SECRET are missing. ",
         "For a single rank unset them");
   }
+  for (const UnknownLauncher& each : kUnknownLaunchers) {
+    Status status = check_unknown(each);
+    if (!status.ok()) return status;
+  }
   if (variable("SLURM_JOB_ID")) log(LogLevel::info, "a SLURM job, but no step of it: a single rank; start ranks with srun");
   return {};
 }
@@ -94,12 +158,7 @@ Status check_alone() {
 }  // namespace
 
 Result<Launch> launch_from_environment() {
-  std::vector<Claim> claims;
-  // In the order of how much they know about nodes; SLURM last because it is the outermost.
-  for (auto* claim_of : {claim_of_megadp_run, claim_of_open_mpi, claim_of_mpich, claim_of_torch, claim_of_slurm}) {
-    Claim claim = claim_of();
-    if (claim.seen) claims.push_back(std::move(claim));
-  }
+  const std::vector<Claim> claims = claims_found();
   if (claims.empty()) {
     Status status = check_alone();
     if (!status.ok()) return status;
@@ -107,11 +166,27 @@ Result<Launch> launch_from_environment() {
     alone.launcher = "alone";
     return alone;
   }
-  auto claim = choose(std::move(claims));
+  auto claim = choose(claims);
   if (!claim.ok()) return claim.status();
   Status status = find_root(&*claim);
   if (!status.ok()) return status;
   return claim->launch;
+}
+
+std::string outer_launchers() {
+  std::string marks = "none";
+  for (const Claim& claim : claims_found()) {
+    if (claim.launcher != kMegadpRun && claim.complete()) marks += " " + mark_of(claim);
+  }
+  return marks;
+}
+
+std::string one_of_several() {
+  std::vector<Claim> several;
+  for (const Claim& claim : claims_found()) {
+    if (claim.launcher != kMegadpRun && claim.rank && claim.nranks.value_or(1) > 1) several.push_back(claim);
+  }
+  return list_of(several);
 }
 
 std::vector<std::string> launcher_variables() {
@@ -146,6 +221,12 @@ std::vector<std::string> launcher_variables() {
                            "OMPI_COMM_WORLD_LOCAL_SIZE",
                            "PMIX_NAMESPACE",
                            "PMIX_RANK",
+                           "MV2_COMM_WORLD_RANK",
+                           "MV2_COMM_WORLD_SIZE",
+                           "PALS_RANKID",
+                           "FLUX_TASK_RANK",
+                           "JOB_COMPLETION_INDEX",
+                           "PBS_TASKNUM",
                            "PMI_RANK",
                            "PMI_SIZE",
                            "PMI_FD",

@@ -17,6 +17,8 @@
 namespace megadp {
 
 constexpr int kMaxRanks = 1 << 20;
+constexpr const char* kMegadpRun = "megadp run";
+constexpr const char* kOuterLaunchers = "MEGADP_OUTER_LAUNCHERS";  // outer_launchers() of the `megadp run` that started this process
 
 // The caller's own way to gather bytes over all ranks: see mdp_bootstrap.
 struct AllGather {
@@ -57,6 +59,11 @@ struct UniqueId {
 };
 Result<UniqueId> create_unique_id();  // a fresh random secret and name, and MEGADP_ROOT if it is set
 Result<Launch> launch_from_id(const UniqueId& id, int rank, int nranks);
+
+// For `megadp run`: its note of the launchers whose task it is itself, for its ranks' environment; and those of them that started several
+// such tasks, in words, or nothing. An outer `megadp run` is none of them: one that is started by its ranks is a job of its own.
+std::string outer_launchers();
+std::string one_of_several();
 
 // One line per launcher variable that is set ("NAME=value", secrets blanked), for `megadp info` and error sentences.
 std::vector<std::string> launcher_variables();

@@ -64,7 +64,7 @@ Status Claim::problem() const {
 // `megadp run` sets all of these itself, so anything less was tampered with.
 Claim claim_of_megadp_run() {
   Claim claim;
-  claim.launcher = claim.launch.launcher = "megadp run";
+  claim.launcher = claim.launch.launcher = kMegadpRun;
   Variables variables(&claim);
   variables.ranks("MEGADP_RANK", "MEGADP_NRANKS");
   const auto job = variables.required_text("MEGADP_JOB");
