@@ -131,7 +131,7 @@ class Arenas {
   const Arena& arena_of(size_t param) const { return arenas_[places_[param].arena]; }
   uint32_t local_bucket(size_t param) const { return plan_.launch_order[places_[param].bucket].bucket; }  // its number in the arena
   const Arena& arena_of(const BucketRef& bucket) const { return arenas_[bucket.arena]; }
-  // Whether what is in the arenas is whole: not while a checkpoint is being loaded, nor after that has failed. Any thread.
+  // Whether what is in the arenas is whole: not after the load of a checkpoint has failed midway. Any thread.
   Status check_loaded() const;
   void set_loaded(bool loaded) noexcept { is_loaded_.store(loaded, std::memory_order_release); }
   // Code::invalid or Code::state if it is not the number of a parameter that lies here, or is not loaded.

@@ -16,8 +16,7 @@ const CheckpointPart& CheckpointConfig::part_of(const Buffer& buffer, size_t par
 }
 
 bool CheckpointConfig::is_first_of_buffer(const CheckpointPart& part) const {
-  return std::find_if(parts.begin(), parts.end(), [&](const CheckpointPart& each) { return each.buffer == part.buffer; })->optimizer ==
-         part.optimizer;
+  return &*std::find_if(parts.begin(), parts.end(), [&](const CheckpointPart& each) { return each.buffer == part.buffer; }) == &part;
 }
 
 Status compare_checkpoint_configs(const CheckpointConfig& config, const char* call) {

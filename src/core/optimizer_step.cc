@@ -295,7 +295,12 @@ StepValues Optimizer::values_of(Together optimizers, const StepOptions& options)
 
 // What all ranks refuse alike after the sync.
 Status Optimizer::check_synced(const Step& step) const {
-  if (!step.nonfinite.ok() && step.options.unchecked) return step.nonfinite;  // it was looked for, and no norm will say so
+  if (!step.nonfinite.ok() && step.options.unchecked) {  // it was looked for, and no norm will say so
+    return Status(
+        step.nonfinite.code(),
+        text(step.nonfinite.text(), "; the gradients stay: begin anew with mdp_buffer_zero_grad, or step without MDP_STEP_UNCHECKED"),
+        step.nonfinite.blame());
+  }
   if (const double divisor = divisor_of(step.options); !(divisor >= kLeastDivisor && divisor <= kMostDivisor)) {
     return invalid("mdp_optimizer_step: loss_scale times grad_divisor times the step's tokens is ", divisor, "; it must be between ",
                    kLeastDivisor, " and ", kMostDivisor);

@@ -321,6 +321,7 @@ static void find(const mdp_unique_id* id, int32_t rank, int32_t n, void* argumen
   put_nan(&m, 1);
   config = (mdp_step_config){.struct_size = sizeof config, .flags = MDP_STEP_UNCHECKED};
   FAILS(MDP_E_NUMERIC, "parameter 2 'long'", mdp_optimizer_step_begin(m.optimizers, 1, &config));
+  FAILS(MDP_E_NUMERIC, "begin anew with mdp_buffer_zero_grad", mdp_optimizer_step(m.optimizers[0], &config, NULL, NULL));
   OK(mdp_grad_norm(m.buffer, NULL, 0, &norm));
   CHECK(!isfinite(norm));
   OK(mdp_buffer_zero_grad(m.buffer, NULL));
