@@ -29,5 +29,9 @@ install(FILES ${CMAKE_BINARY_DIR}/megadpConfig.cmake ${CMAKE_BINARY_DIR}/megadpC
 
 file(RELATIVE_PATH to_prefix ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
 string(REGEX REPLACE "/$" "" to_prefix "${to_prefix}")
+# Some packagers give whole paths, and those may lie outside the prefix.
+foreach(folder LIBDIR INCLUDEDIR)
+  file(RELATIVE_PATH to_${folder} ${CMAKE_INSTALL_PREFIX} ${CMAKE_INSTALL_FULL_${folder}})
+endforeach()
 configure_file(${PROJECT_SOURCE_DIR}/cmake/megadp.pc.in ${CMAKE_BINARY_DIR}/megadp.pc @ONLY)
 install(FILES ${CMAKE_BINARY_DIR}/megadp.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
