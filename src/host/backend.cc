@@ -161,6 +161,7 @@ void HostBackend::share_processors() const {
 Status HostBackend::gemm(const Matrix& c, const Matrix& a, const Matrix& b, bool add, void* caller) {
   if (caller != nullptr) return invalid("stream is ", caller, "; host streams are NULL");
   std::call_once(processors_shared_, [this] { share_processors(); });
+  const DefaultFloats floats;
   return host::gemm(c, a, b, add);
 }
 
@@ -172,11 +173,13 @@ Result<std::string> HostBackend::gemm_library() {
 Status HostBackend::look_up(const Lookup& work, bool gradient, void* caller) {
   if (caller != nullptr) return invalid("stream is ", caller, "; host streams are NULL");
   if (Status known = check_ids("ids", work.ids, work.tokens, work.all_rows, nullptr); !known) return known;
+  const DefaultFloats floats;
   return gradient ? host::add_up_rows(work) : host::look_up(work);
 }
 
 Status HostBackend::cross_entropy(const CrossEntropy& work, CrossEntropyPass pass, void* caller) {
   if (caller != nullptr) return invalid("stream is ", caller, "; host streams are NULL");
+  const DefaultFloats floats;  // of the settings too, which are compared as f32
   if (pass != CrossEntropyPass::losses) {
     const int64_t* const ignored = work.ignores ? &work.ignored : nullptr;
     if (Status known = check_ids("targets", work.targets, work.tokens, work.classes, ignored); !known) return known;
@@ -193,6 +196,7 @@ Status HostBackend::cross_entropy(const CrossEntropy& work, CrossEntropyPass pas
 
 Status HostBackend::merge_attention(const AttentionMerge& work, void* caller) {
   if (caller != nullptr) return invalid("stream is ", caller, "; host streams are NULL");
+  const DefaultFloats floats;
   host::merge_attention(work);
   return {};
 }

@@ -150,6 +150,64 @@ void nonfinite(Suite& suite) {
   });
 }
 
+// What is computed on the caller's thread, with that set to round in this way.
+std::vector<float> computed_here(Rank& rank, int mode) {
+  std::vector<float> in(64);
+  for (size_t i = 0; i < in.size(); ++i) in[i] = static_cast<float>(i * 7919 % 97) / 89 - 0.4F;
+  std::vector<float> table(in), summed(8), merged(in.begin(), in.begin() + 16), lse{0.3F, -0.2F}, product(64), losses(1), grads(16);
+  const std::vector<int64_t> ids(8, 0);  // of rows of 8: all tokens use the first
+  Lookup sums;
+  sums.ids = ids.data();
+  sums.tokens = sums.features = 8;
+  sums.rows = sums.all_rows = 1;
+  sums.table = summed.data();
+  sums.output = in.data();
+  sums.table_stride = sums.output_stride = 8;
+  std::vector<TokenScore> scores(2);
+  CrossEntropy entropy;
+  entropy.logits = in.data();
+  entropy.targets = ids.data();
+  entropy.tokens = 1;
+  entropy.columns = entropy.classes = entropy.logits_stride = entropy.grad_stride = 16;
+  entropy.smoothing = 0.1;
+  entropy.z = 1e-3;
+  entropy.scores = scores.data();
+  entropy.gathered = scores.data();
+  entropy.losses = losses.data();
+  TokenSum token{};
+  entropy.sums = &token;
+  entropy.grad_losses = &in[1];
+  entropy.grad_logits = grads.data();
+  const AttentionMerge merge{merged.data(), lse.data(), &in[16], &in[40], 1, 2, 8, 16, 2, 16, 2};
+  const Matrix a{table.data(), DType::f32, 8, 8, 8, 1}, c{product.data(), DType::f32, 8, 8, 8, 1};
+
+  Status done[6];
+  std::fesetround(mode);
+  done[0] = rank.backend().look_up(sums, true, nullptr);
+  done[1] = rank.backend().merge_attention(merge, nullptr);
+  done[2] = rank.backend().gemm(c, a, a, false, nullptr);
+  for (const auto pass : {CrossEntropyPass::scores, CrossEntropyPass::losses, CrossEntropyPass::gradient}) {
+    done[3 + static_cast<int>(pass)] = rank.backend().cross_entropy(entropy, pass, nullptr);
+  }
+  const bool is_unchanged = std::fegetround() == mode;
+  std::fesetround(FE_TONEAREST);
+  rank.check(is_unchanged, "the caller's rounding has changed");
+  for (const Status& status : done) rank.must(status);
+  for (const auto* const more : {&merged, &lse, &product, &losses, &grads}) summed.insert(summed.end(), more->begin(), more->end());
+  return summed;
+}
+
+// Replicas have the same bits, however the threads round that their programs call from.
+void check_floats_of_the_caller(Rank& rank) {
+  const std::vector<float> nearest = computed_here(rank, FE_TONEAREST);
+  for (const int mode : {FE_UPWARD, FE_DOWNWARD}) {
+    const std::vector<float> found = computed_here(rank, mode);
+    for (size_t i = 0; i < nearest.size(); ++i) {
+      rank.check(found[i] == nearest[i], text("value ", i, " is ", found[i], " where the caller rounds otherwise, and not ", nearest[i]));
+    }
+  }
+}
+
 // A program may have set its threads to flush subnormal numbers, as some mathematics libraries do; a stream's results are the same.
 void floating_point_environment(Suite& suite) {
   suite.run(1, [](Rank& rank) {
@@ -185,6 +243,7 @@ void floating_point_environment(Suite& suite) {
       rank.must(copied);
       rank.check(get_values<float>(rank, rounded.data(), 2) == std::vector<float>{0.7F, 0.1F}, "a copy is rounded as the caller has set");
     }
+    if (!on_device(rank)) check_floats_of_the_caller(rank);
   });
 }
 
