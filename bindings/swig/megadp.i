@@ -117,7 +117,11 @@
 #else
 %include "std_string.i"
 %include "std_vector.i"
+#ifdef SWIGCSHARP
 %template(Doubles) std::vector<double>;
+#else
+%template() std::vector<double>;  // lists of the language's own; a class would have the methods of C++, whose exceptions end the host
+#endif
 %include "languages/scripting.i"
 #endif
 

@@ -55,25 +55,20 @@ package megadp;
 MEGADP_WAIT_BETWEEN(PERL_ASYNC_CHECK())
 // SWIG's own takes undef and elements that are not there for memory, knows no numbers that were read as text, and leaves its list behind where
 // it croaks: here the wrapper does, when it has freed it.
-%typemap(in) const std::vector<double>& (std::vector<double> list, void* object) {
-  object = NULL;
-  if (sv_isobject($input) && SWIG_IsOK(SWIG_ConvertPtr($input, &object, $1_descriptor, 0)) && object != NULL) {
-    $1 = static_cast<std::vector<double>*>(object);
-  } else {
-    if (!SvROK($input) || SvTYPE(SvRV($input)) != SVt_PVAV) {
-      SWIG_exception_fail(SWIG_TypeError, "$1_name of $symname must be a reference to an array of numbers");
-    }
-    AV* const array = reinterpret_cast<AV*>(SvRV($input));
-    for (SSize_t i = 0; i <= av_len(array); ++i) {
-      SV** const element = av_fetch(array, i, 0);
-      if (element == NULL || !looks_like_number(*element)) {
-        SWIG_Error(SWIG_TypeError, Perl_form(aTHX_ "$1_name of $symname: element %ld is no number", static_cast<long>(i)));
-        SWIG_fail;
-      }
-      list.push_back(SvNV(*element));
-    }
-    $1 = &list;
+%typemap(in) const std::vector<double>& (std::vector<double> list) {
+  if (!SvROK($input) || SvTYPE(SvRV($input)) != SVt_PVAV) {
+    SWIG_exception_fail(SWIG_TypeError, "$1_name of $symname must be a reference to an array of numbers");
   }
+  AV* const array = reinterpret_cast<AV*>(SvRV($input));
+  for (SSize_t i = 0; i <= av_len(array); ++i) {
+    SV** const element = av_fetch(array, i, 0);
+    if (element == NULL || !looks_like_number(*element)) {
+      SWIG_Error(SWIG_TypeError, Perl_form(aTHX_ "$1_name of $symname: element %ld is no number", static_cast<long>(i)));
+      SWIG_fail;
+    }
+    list.push_back(SvNV(*element));
+  }
+  $1 = &list;
 }
 %typemap(freearg) const std::vector<double>& "std::vector<double>().swap(list$argnum);"
 %typemap(check) SWIGTYPE *self {
