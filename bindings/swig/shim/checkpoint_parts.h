@@ -2,6 +2,8 @@
 // What goes into one checkpoint, and what is said about it.
 #pragma once
 
+#include <cstdlib>
+
 #include "optimizers.h"
 
 namespace megadp {
@@ -50,7 +52,7 @@ class CheckpointParts {
       Array array{param, nullptr};
       const long long bytes = byte_count(&array.param, failure);
       if (failure.failed()) return nullptr;
-      array.memory = std::make_shared<std::vector<unsigned char>>(static_cast<size_t>(bytes));
+      array.memory = zeros(static_cast<size_t>(bytes));
       arrays_.push_back(array);
       return std::make_unique<View>(arrays_.back().tensor(), array.memory).release();
     });
@@ -94,18 +96,25 @@ class CheckpointParts {
   };
   struct Array {
     Param param;
-    std::shared_ptr<std::vector<unsigned char>> memory;
+    std::shared_ptr<void> memory;
 
     mdp_tensor tensor() const {
       mdp_tensor tensor{};
       tensor.struct_size = sizeof tensor;
       tensor.dtype = static_cast<mdp_dtype>(param.dtype);
       tensor.ndim = static_cast<int32_t>(param.shape().size());
-      tensor.data = memory->data();
+      tensor.data = memory.get();
       tensor.shape = param.shape().data();
       return tensor;
     }
   };
+
+  // Memory that the system gives when it is written: to write zeros would take all, and the system ends a process that takes too much.
+  static std::shared_ptr<void> zeros(size_t bytes) {
+    void* const memory = std::calloc(bytes > 0 ? bytes : 1, 1);
+    if (memory == nullptr) throw std::bad_alloc();
+    return {memory, std::free};
+  }
 
   // Of the array that is described, whose type it then says in full.
   static long long byte_count(Param* param, Failure& failure) {
