@@ -37,6 +37,19 @@ static void megadp_push_failure(lua_State* L, const megadp::Failure& failure) {
     SWIG_fail;
   }
 }
+// SWIG's own takes any userdata for an object of its own. Those of its classes have a table of functions.
+%{
+static bool megadp_is_foreign(lua_State* L, int index) {
+  if (!lua_isuserdata(L, index)) return false;
+  const bool known = luaL_getmetafield(L, index, ".fn") != LUA_TNIL;
+  if (known) lua_pop(L, 1);
+  return !known;
+}
+#undef SWIG_ConvertPtr
+#define SWIG_ConvertPtr(L, index, pointer, type, flags) \
+  (megadp_is_foreign(L, index) ? SWIG_ERROR : SWIG_Lua_ConvertPtr(L, index, pointer, type, flags))
+#define SWIG_Lua_typename(L, index) (megadp_is_foreign(L, index) ? luaL_typename(L, index) : (SWIG_Lua_typename)(L, index))
+%}
 // A null pointer is no object. What is null says so here, and not where it is used.
 %typemap(check) SWIGTYPE *, SWIGTYPE & %{
   if (!$1) {

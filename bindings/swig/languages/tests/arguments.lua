@@ -48,6 +48,19 @@ local whole = megadp.Param("seen")
 whole.dtype = megadp.DType_I64
 local seen = megadp.CheckpointParts():add_tensor(whole)
 refused("an array of CheckpointParts.add_tensor or of a Halo must be F32 or U8", function() seen:get(0) end)
+refused("'megadp::CommOptions *' got 'userdata'", function() megadp.Comm.create(io.stdout) end)
+refused("'megadp::Buffer *' got 'userdata'", function() buffer.read(io.stdout, 0) end)
+assert(megadp.Doubles == nil) -- lists are tables; its front() and reserve() could end the process
+local function resident()
+  for line in io.lines("/proc/self/status") do
+    if line:find("VmRSS") then return tonumber(line:match("%d+")) end
+  end
+end
+local large, before = megadp.Param("large"), resident()
+large.dtype = megadp.DType_U8
+large:add_dimension(1 << 30)
+local view = megadp.CheckpointParts():add_tensor(large)
+assert(view:get((1 << 30) - 1) == 0 and resident() < before + (1 << 18), "what is not written yet takes memory")
 local optimizer = megadp.Optimizer.create(buffer, megadp.OptimizerOptions())
 optimizer:set_steps(2 ^ 40 + 1)
 assert(optimizer:steps(0) == 2 ^ 40 + 1)
