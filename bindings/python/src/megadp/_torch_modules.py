@@ -27,9 +27,19 @@ def broadcast_each(comm: Comm, tensors: List[torch.Tensor]) -> None:
                 values.copy_(whole)
 
 
+def _takes_no_copy(values: torch.Tensor) -> str:
+    """What a tensor is that torch copies nothing into; "" for others."""
+    if values.layout is not torch.strided:
+        return str(values.layout)[6:]
+    if values.is_quantized:
+        return "quantized"
+    shared = values.numel() and any(size > 1 and step == 0 for size, step in zip(values.shape, values.stride()))
+    return "expanded" if shared else ""
+
+
 def _kind(values: torch.Tensor) -> str:
     where = "" if values.device.type == "cpu" else f" in memory of {values.device.type}"
-    return f"{str(values.dtype)[6:]} of shape {tuple(values.shape)}{where}"
+    return ", ".join(filter(None, (f"{str(values.dtype)[6:]} of shape {tuple(values.shape)}{where}", _takes_no_copy(values))))
 
 
 class ModuleBuffers:
@@ -49,14 +59,20 @@ class ModuleBuffers:
         self._stages: List[Tuple[torch.Tensor, List[int], List[torch.Tensor]]] = []
 
     def broadcast(self) -> None:
-        """Rank 0's values on all ranks. Collective. Raises MegaDPError: INVALID (the ranks' buffers are not of one kind, by name)."""
+        """Rank 0's values on all ranks. Collective. Raises MegaDPError: INVALID, by name (the ranks' buffers are not of one kind, or are
+        such as torch copies nothing into)."""
         if self._comm.size == 1:
             return
         named = [(path, buffers[name]) for buffers, name, path in self._places if buffers.get(name) is not None]
         found = [values for _, values in named]
         key = [(values.device, values.dtype, values.shape) for values in found]
         if key != self._key:
-            self._compare([f"{path!r} is {_kind(values)}" for path, values in named])
+            kinds = [f"{path!r} is {_kind(values)}" for path, values in named]
+            self._compare(kinds)
+            for kind, values in zip(kinds, found):
+                if _takes_no_copy(values):  # on all ranks alike
+                    raise invalid(f"module buffer {kind}: all ranks get rank 0's values, and torch copies nothing into such a tensor. Register a dense copy "
+                                  "(.contiguous(), .to_dense(), .dequantize()), or leave each rank its own by broadcast_buffers=False")
             self._key, self._stages = key, list(map(self._stage, *self._by_device(found))) if found else []
         with torch.no_grad():
             for stage, numbers, views in self._stages:
