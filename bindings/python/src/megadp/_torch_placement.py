@@ -56,7 +56,11 @@ def placed_by_name(module: torch.nn.Module) -> Dict[str, Placed]:
 
 def registered_with(module: torch.nn.Module, named: List[Tuple[str, torch.nn.Parameter]], where: Union[Comm, Grid]) -> List[Dict[str, Any]]:
     """Fields of each parameter's Param. Raises MegaDPError: INVALID (it is not known, and ranks are tensor-parallel; they are not those
-    that a layer was made for)."""
+    that a layer was made for; they are expert-parallel)."""
+    experts = where.coords("ep", expert=True)[1] if isinstance(where, Grid) else 1
+    if experts > 1:
+        raise invalid(f"the Grid has ep={experts}, and DataParallel has no experts: all ranks would get rank 0's, and their average. Wrap the module "
+                      "without its experts with a Grid without ep, and train these by megadp.Buffer, with Param(expert=True), and megadp.Optimizer")
     index, size = where.coords("tp") if isinstance(where, Grid) else (0, 1)
     for path, part in module.named_modules():
         ranks = getattr(part, "_tensor_parallel", None)

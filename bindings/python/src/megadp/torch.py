@@ -70,6 +70,7 @@ class DataParallel(torch.nn.Module):
     what all of them compute alike by grid.seed(seed, "replicated").
     Ranks with the same batch are then the tensor-parallel ones; gradients are averaged over the others. What they have whole must be the same on
     them when it is wrapped, and what is cut should not be: that is compared.
+    A Grid with expert-parallel ranks (ep) is refused: experts are trained by Buffer and Optimizer, with Param(expert=True).
 
     instances: the ranks in so many runs of neighbours, each with all of the optimizer's state, as Grid(comm, instances=...) has them.
 
@@ -146,7 +147,7 @@ class DataParallel(torch.nn.Module):
         if isinstance(where, Comm):
             return where, where, unsharded or where.size == 1
         comm = where.comm("dp-cp")
-        alone = all(where.coords(axis)[1] == 1 for axis in ("tp", "pp")) and where.coords("ep", expert=True)[1] == 1
+        alone = all(where.coords(axis)[1] == 1 for axis in ("tp", "pp"))
         return comm, comm if alone else None, unsharded or where._tree.size == 1
 
     def _take_memory(self, kept: Sequence[Kept]) -> None:
