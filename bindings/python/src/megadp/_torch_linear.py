@@ -172,8 +172,9 @@ class ColumnParallelLinear(ParallelLinear):
     x is the same on all ranks; with sequence=True it is cut along its first dimension, and gathered. The output is this rank's features, or,
     with gather_output, all of them; then `grad` says whether the gradient that comes back is the same on all ranks ("replicated") or a part
     on each ("partial"). skip_bias_add: the bias is not added, forward returns it beside the output. blocks: sizes of what is fused along
-    the output features (q, k, v), each cut by itself. dtype: float32 or bfloat16. Values begin as torch.nn.Linear's do: see
-    reset_parameters. DataParallel with the Grid knows which parts its parameters are. A copy uses the same ranks; state_dict has this rank's parts.
+    the output features (q, k, v), each cut by itself; DataParallel, place() and checkpoints take blocks of one size only.
+    dtype: float32 or bfloat16. Values begin as torch.nn.Linear's do: see reset_parameters. DataParallel with the Grid knows which parts its
+    parameters are. A copy uses the same ranks; state_dict has this rank's parts.
     Collective over comm; blocking. Raises MegaDPError: as TpLinear.
     """
 

@@ -8,7 +8,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
 import torch
 
 from ._comm import Comm, choice
-from ._errors import invalid
+from ._errors import InvalidError, invalid
 from ._grid import Grid
 from ._params import PLACEMENTS, Placement
 from .tp import Placed
@@ -41,11 +41,14 @@ def place(what: Union[torch.nn.Module, torch.Tensor], placement: Placement, shar
 
 
 def placements_of(module: torch.nn.Module) -> Dict[int, Placed]:
-    """By id of a parameter, of those of which it is known."""
-    for part in module.modules():
+    """By id of a parameter, of those of which it is known. Raises MegaDPError: INVALID (a layer's blocks that no placement describes), by name."""
+    for path, part in module.named_modules():
         tell = getattr(part, "_tell_placements", None)
         if tell is not None:
-            tell()
+            try:
+                tell()
+            except InvalidError as error:
+                raise invalid(f"{path or 'the module'}: {error.text}") from None
     return {id(p): getattr(p, _MARK) for p in module.parameters() if hasattr(p, _MARK)}
 
 
