@@ -352,6 +352,122 @@ def second_derivatives(grid, tp):
     refused(lambda: grad.square().sum().backward(), "vocab_parallel_cross_entropy was differentiated again", RuntimeError)
 
 
+def experts(grid, tp):
+    """Grid(ep=2): each rank has an expert of its own, which DataParallel would overwrite and average; as it says, Buffer keeps it."""
+    with megadp.Grid(grid.world, ep=2) as cut:
+        own = [torch.nn.Linear(4, 2), linear(tp.rank, 4, 4)]
+        model = torch.nn.Sequential(*own)
+        before = copy.deepcopy(model.state_dict())
+        for place in ((), (own,), own):
+            for each in place:
+                mt.place(model if each is own else each, "replicated")
+            refused(lambda: mt.DataParallel(model, cut), "the Grid has ep=2, and DataParallel has no experts")
+        torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+        mt.DataParallel(own[0], megadp.Grid(grid.world))
+        values = own[1].weight.detach()
+        with megadp.Buffer(cut, [megadp.Param("expert", (4, 4), expert=True, placement="replicated")]) as buffer:
+            mt.as_tensor(buffer.param("expert")).copy_(values)
+            buffer.changed()
+            buffer.broadcast()
+            assert torch.equal(mt.as_tensor(buffer.param("expert")), values)
+
+
+def part_of_a_plain_dict(grid, tp):
+    """if rank == 0: torch.save({name: values.clone() ...}); all load it: the dict has no notes whose parts they are."""
+    def made(seed, gathers=False):
+        torch.manual_seed(seed)
+        model = torch.nn.Sequential(VocabParallelEmbedding(8, 4, tp), ColumnParallelLinear(4, 8, tp), RowParallelLinear(8, 4, tp, grad="replicated"))
+        mt.place(model, "replicated")
+        return mt.DataParallel(model, grid, gather_in_forward=gathers)
+
+    def plain(state):
+        return {name: values.clone() for name, values in state.items()}
+
+    def of_rank_0(state):
+        found = plain(state)
+        for name in sorted(found):
+            grid.world.broadcast(found[name])
+        return found
+
+    ids = torch.arange(8)
+    for gathers in (False, True):
+        source, model = made(0), made(1, gathers)
+        optimizer = mt.ShardedSGD(model, lr=0.1)
+        model(ids).sum().backward()
+        optimizer.step()
+        first = of_rank_0(source.state_dict())
+        for _ in range(2):  # also when it is loaded again
+            model.load_state_dict(source.state_dict() if tp.rank == 0 else first)  # the rank that has made them may have the notes
+            for _ in range(2):
+                refused(lambda model=model: model(ids), "the parts of 'module.0.weight' are alike on tensor-parallel ranks since load_state_dict")
+        model.module[0].load_state_dict(plain(source.module[0].state_dict()))
+        refused(lambda model=model: model(ids), "the parts of 'module.1.weight' are alike")
+        model.module.load_state_dict(plain(source.module.state_dict()))  # each its own: right
+        torch.testing.assert_close(model(ids), source(ids))
+    # The ranks' communicator is closed, with which a layer goes on.
+    with grid.comm("tp") as closed:
+        torch.manual_seed(0)
+        layer = ColumnParallelLinear(4, 8, closed)
+        layer.load_state_dict(plain(layer.state_dict()))
+    layer(draw(1, 3, 4))
+    # What all have rightly: parts that are one number, and those that were alike before.
+    for fill in (torch.nn.init.zeros_, lambda weight: weight.copy_(draw(5, *weight.shape))):
+        model = made(0)
+        with torch.no_grad():
+            for part in model.module:
+                fill(part.weight)
+        model.load_state_dict(plain(model.state_dict()))
+        model(ids)
+    # Zeros before say nothing of what comes.
+    model = made(0)
+    with torch.no_grad():
+        model.module[0].weight.zero_()
+    model.load_state_dict(first)
+    refused(lambda: model(ids), "the parts of 'module.0.weight' are alike")
+
+
+def loaded_on_one(grid, tp):
+    """if rank == 0: model.load_state_dict(...), as before DDP, which gives all ranks rank 0's."""
+    layer = RowParallelLinear.from_linear(linear(0, 4, 8), tp, whole_input=True, grad="replicated")
+    if tp.rank == 0:
+        layer.load_state_dict(layer.state_dict())
+    refused(lambda: layer(draw(1, 3, 4)), "call load_state_dict on all tensor-parallel ranks" if tp.rank == 0 else "different operations")
+
+
+def buffers_that_take_no_copy(grid, tp):
+    """Refused on all ranks, by name, before one of them has sent anything; and where only one rank has such a buffer."""
+    dense = torch.eye(4)
+    quantized = torch.quantize_per_tensor(dense, 0.1, 0, torch.qint8)
+    for values, kind in ((dense.to_sparse(), "float32 of shape (4, 4), sparse_coo"), (dense.to_sparse_csr(), "float32 of shape (4, 4), sparse_csr"),
+                         (torch.ones(4).expand(3, 4), "float32 of shape (3, 4), expanded"), (quantized, "qint8 of shape (4, 4), quantized")):
+        def made(values=values):
+            model = linear(0, 2, 2)
+            model.register_buffer("first", torch.arange(3.0) + tp.rank)
+            model.register_buffer("adjacency", values)
+            return model
+
+        for options in ({}, {"forward_sync_buffers": False}):
+            refused(lambda made=made, options=options: mt.DataParallel(made(), grid.world, **options),
+                    f"module buffer 'adjacency' is {kind}: all ranks get rank 0's values, and torch copies nothing into such a tensor")
+        mt.DataParallel(made(), grid.world, broadcast_buffers=False)(draw(1, 3, 2)).sum().backward()
+        refused(lambda made=made, values=values: mt.DataParallel(made(values if tp.rank else torch.zeros(values.shape)), grid.world),
+                f"{kind} on rank 1")
+    model = linear(0, 2, 2)
+    model.register_buffer("columns", torch.eye(3).T + tp.rank)
+    model.register_buffer("none", torch.zeros(0, 1).expand(0, 3))
+    mt.DataParallel(model, grid.world)
+    assert torch.equal(model.columns, torch.eye(3))
+
+
+def unequal_blocks(grid, tp):
+    """Queries, keys and values of grouped-query attention: the layer works, and what has no placement for it says which layer it is."""
+    heads = ColumnParallelLinear.from_linear(linear(0, 4, 16), tp, blocks=(8, 4, 4))
+    heads(draw(1, 3, 4))
+    model = torch.nn.ModuleDict({"attention": torch.nn.Sequential(heads)})
+    for made in (lambda: mt.place(model, "replicated"), lambda: mt.DataParallel(model, grid)):
+        refused(made, "attention.0: blocks are (8, 4, 4); a placement describes blocks of equal sizes")
+
+
 if __name__ == "__main__":
     world = megadp.Comm()
     with megadp.Grid(world, tp=2) as cut:

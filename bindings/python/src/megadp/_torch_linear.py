@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch.nn.Linear cut over tensor-parallel ranks, by columns or by rows."""
-from typing import Any, Dict, Iterable, Optional, Sequence, Tuple, TypeVar, Union
+from typing import Any, Dict, Iterable, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union
 
 import torch
 
@@ -8,11 +8,13 @@ from ._comm import Comm
 from ._errors import MegaDPError, Status, invalid
 from ._torch_eager import eager
 from ._torch_once import once
-from ._torch_placement import mark, sum_of_bits
+from ._torch_placement import fingerprint, fingerprints_over, mark, parts_alike, sum_of_bits
+from ._torch_state import explained
 from ._torch_steps import stream_of
 from .tp import Grad, Placed, TpLinear, region
 
 Self = TypeVar("Self", bound="ParallelLinear")
+_OWN_PARTS = "each loads what it has saved, or all use save_checkpoint and load_checkpoint, which cut anew"
 Output = Union[torch.Tensor, Tuple[torch.Tensor, Optional[torch.Tensor]]]
 
 
@@ -39,10 +41,22 @@ class _Product(torch.autograd.Function):
         return (*grads, None)
 
 
-class Part(torch.nn.Module):
-    """A layer of which this rank has a part: its values in a state_dict say whose they are, and another rank's are refused."""
+class Loaded(NamedTuple):
+    """A weight that was loaded since the last forward."""
 
+    name: str
+    before: Tuple[int, int]  # its fingerprint before the first load
+    said: bool               # whose part it is
+
+
+class Part(torch.nn.Module):
+    """A layer of which this rank has a part: its values in a state_dict say whose they are, and another rank's are refused. A dict that was made
+    anew says nothing (torch's notes are an attribute): the next forward looks whether ranks have loaded one and the same part."""
+
+    weight: torch.nn.Parameter
+    _shared: "Shared"
     _tensor_parallel: Tuple[int, int]  # this rank, and how many there are
+    _loaded: Optional[Loaded] = None
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -51,20 +65,36 @@ class Part(torch.nn.Module):
             notes["tensor_parallel"] = self._tensor_parallel
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: Dict[str, Any], *others: Any) -> None:
-        of, own = local_metadata.get("tensor_parallel"), self._tensor_parallel
+        of, own, name = local_metadata.get("tensor_parallel"), self._tensor_parallel, f"{prefix}weight"
+        if name in state_dict:  # also one that this rank refuses: others may have taken theirs, and all compare or none
+            self._loaded = Loaded(name, fingerprint(self.weight) if self._loaded is None else self._loaded.before, of is not None)
         if of is None or tuple(of) == own:
             super()._load_from_state_dict(state_dict, prefix, local_metadata, *others)
             return
         problems = others[-1]
-        problems.append(f"{prefix}weight is the part of rank {of[0]} of {of[1]} tensor-parallel ranks, and this is rank {own[0]} of {own[1]}: each "
-                        "loads what it has saved, or all use save_checkpoint and load_checkpoint, which cut anew")
+        problems.append(f"{name} is the part of rank {of[0]} of {of[1]} tensor-parallel ranks, and this is rank {own[0]} of {own[1]}: {_OWN_PARTS}")
+
+    def _compare_loaded(self, loaded: Loaded) -> None:
+        """Refuses parts that came without a note and have become the same. Collective, unless the communicator was closed: the layer goes on."""
+        comm = self._shared.comm
+        if comm.closed:
+            self._loaded = None
+            return
+        try:
+            before, now, said = fingerprints_over(comm, [loaded.before, fingerprint(self.weight), (int(loaded.said), 0)])
+        except MegaDPError as error:
+            raise explained(error, f". Here {loaded.name!r} was loaded since the last forward: call load_state_dict on all tensor-parallel ranks, "
+                                   "which compare then whose parts they have") from None
+        if parts_alike(now) and not parts_alike(before) and not all(each for each, _ in said):
+            raise invalid(f"the parts of {loaded.name!r} are alike on tensor-parallel ranks since load_state_dict, which was given one rank's on others "
+                          f"too, without the note whose they are (_metadata of state_dict(), which a dict made of it has not): {_OWN_PARTS}")
+        self._loaded = None
 
 
 class ParallelLinear(Part):
     """What ColumnParallelLinear and RowParallelLinear have in common. weight and bias are this rank's parts, under the names of
     torch.nn.Linear's."""
 
-    weight: torch.nn.Parameter
     bias: Optional[torch.nn.Parameter]
     _column: bool
 
@@ -109,7 +139,9 @@ class ParallelLinear(Part):
     @eager
     def forward(self, x: torch.Tensor) -> Output:
         """The layer's output; with skip_bias_add a pair of it and the bias. Collective; blocking, and so is its backward.
-        Raises MegaDPError: INVALID (shapes, dtypes), those of a lost communicator."""
+        Raises MegaDPError: INVALID (shapes, dtypes; one rank's part was loaded on several), those of a lost communicator."""
+        if self._loaded is not None:
+            self._compare_loaded(self._loaded)
         weight: torch.Tensor = self.weight
         bias: Optional[torch.Tensor] = None if self.skip_bias_add else self.bias
         dtype = _autocast_dtype(x.device.type)

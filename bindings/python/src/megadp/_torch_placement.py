@@ -3,7 +3,7 @@
 import warnings
 from itertools import chain
 from operator import is_, methodcaller
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -86,34 +86,53 @@ def placement_of(parameter: Any) -> Optional[str]:
     return None if placed is None else str(placed.placement)
 
 
+def _bits(values: torch.Tensor) -> Optional[torch.Tensor]:
+    integers = _BITS.get(values.element_size())
+    return None if integers is None else values.detach().view(integers).flatten()
+
+
 def sum_of_bits(values: torch.Tensor) -> Optional[torch.Tensor]:
     """A number that differs if values do, as good as always. None for types without a sum."""
-    bits = _BITS.get(values.element_size())
-    return None if bits is None else values.detach().view(bits).sum(dtype=torch.int64)
+    bits = _bits(values)
+    return None if bits is None else bits.sum(dtype=torch.int64)
+
+
+def fingerprint(values: torch.Tensor) -> Tuple[int, int]:
+    """The sum of bits, and whether values are not all one number. Zeros for types without a sum, and for what has no values."""
+    bits = None if values.is_meta else _bits(values)
+    return (0, 0) if bits is None else (int(bits.sum(dtype=torch.int64)), int(bool((bits != bits[:1]).any())))
+
+
+def parts_alike(of_ranks: Sequence[Sequence[int]]) -> bool:
+    """Whether several ranks' parts, by their fingerprints, are the same. Not where they are all one number, such as a bias of zeros: that is no accident."""
+    drawn = [total for total, varies in of_ranks if varies]
+    return len(set(drawn)) < len(drawn)
+
+
+def fingerprints_over(comm: Comm, own: Sequence[Tuple[int, int]]) -> List[List[List[int]]]:
+    """Of each fingerprint those of all ranks. Collective."""
+    mine = torch.tensor(own, dtype=torch.int64, device="cpu")
+    every = mine.new_empty(comm.size, *mine.shape)
+    comm.all_gather(mine, every)
+    found: List[List[List[int]]] = every.transpose(0, 1).tolist()
+    return found
 
 
 def compare_over(comm: Comm, named: List[Tuple[str, torch.nn.Parameter]], frozen: List[Tuple[str, torch.nn.Parameter]]) -> None:
     """Over tensor-parallel ranks: warns of what is cut and has the same numbers on several of them, and refuses what is frozen, whole, and
     not the same. (What is trained, the library compares.) Collective. Raises MegaDPError: INVALID."""
-    # Nothing of a part that is all one number, such as a bias of zeros: that is no accident.
     cut = [(name, p) for name, p in named if placement_of(p) == "sharded"]
     whole = [(name, p) for name, p in frozen if placement_of(p) != "sharded"]
-    sums = [sum_of_bits(p) for _, p in (*cut, *whole)]
-    own = torch.tensor([0 if each is None else int(each) for each in sums] + [int(bool((p != p.flatten()[:1]).any())) for _, p in cut],
-                       dtype=torch.int64, device="cpu")
-    if not len(own):
+    if not cut and not whole:
         return
-    every = own.new_empty(comm.size, len(own))
-    comm.all_gather(own, every)
-    of_ranks, varied = every[:, :len(sums)].T.tolist(), every[:, len(sums):].T.tolist()
-    for (name, _), has, varies in zip(cut, of_ranks, varied):
-        drawn = [value for value, matters in zip(has, varies) if matters]
-        if len(set(drawn)) < len(drawn):
+    of_ranks = fingerprints_over(comm, [fingerprint(p) for _, p in (*cut, *whole)])
+    for (name, _), prints in zip(cut, of_ranks):
+        if parts_alike(prints):
             warnings.warn(f"the parts of {name!r} are alike on tensor-parallel ranks, as if the layer had a fraction of its width: draw values by its "
                           "reset_parameters(), make it by from_linear or from_embedding, or draw parts with another seed on each rank "
                           "(Grid.seed(seed, 'tensor'))")
-    for (name, _), has in zip(whole, of_ranks[len(cut):]):
-        if len(set(has)) > 1:
+    for (name, _), prints in zip(whole, of_ranks[len(cut):]):
+        if len({total for total, _ in prints}) > 1:
             raise invalid(f"parameter {name!r}, which is frozen, is not the same on all tensor-parallel ranks: begin with the same torch.manual_seed on "
                           "them, or load the same values")
 

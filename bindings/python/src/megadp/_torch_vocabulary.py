@@ -68,8 +68,6 @@ class VocabParallelEmbedding(Part):
     Collective over comm; blocking. Raises MegaDPError: INVALID, those of a lost communicator.
     """
 
-    weight: torch.nn.Parameter
-
     def __init__(self, num_embeddings: int, embedding_dim: int, comm: Comm, *, grad: Grad = "replicated",
                  sequence: bool = False, device: Any = None, dtype: Optional[torch.dtype] = None) -> None:
         self._set_up(_drawn(num_embeddings, embedding_dim, device, dtype, comm), comm, grad, sequence)
@@ -102,7 +100,9 @@ class VocabParallelEmbedding(Part):
     @eager
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows `ids`. Collective; blocking, and so is its backward. Raises MegaDPError: INVALID (on the CPU an id that is not in the table; on a
-        GPU its row is NaN), those of a lost communicator."""
+        GPU its row is NaN; one rank's part was loaded on several), those of a lost communicator."""
+        if self._loaded is not None:
+            self._compare_loaded(self._loaded)
         found: torch.Tensor = _Rows.apply(self.weight, _integers(ids, "ids"), self._table)  # type: ignore[no-untyped-call, unused-ignore]
         return found
 
