@@ -2,11 +2,14 @@
 #include "files/checkpoint_folder.h"
 
 #include <sys/random.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <charconv>
+#include <ctime>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -20,7 +23,8 @@ namespace {
 constexpr std::string_view kCheckpoint = "checkpoint-", kSaving = ".saving-", kRemoving = ".removing-";
 constexpr size_t kNumberDigits = 6;  // at least
 constexpr size_t kIdDigits = 16;     // of random_id()
-constexpr int kMostLists = 8;        // of a folder whose checkpoints go while they are looked at
+constexpr time_t kQuietSeconds = 3600;
+constexpr int kMostLists = 8;  // of a folder whose checkpoints go while they are looked at
 
 std::string numbered(std::string_view front, uint64_t number, size_t digits) {
   const std::string value = std::to_string(number);
@@ -59,22 +63,51 @@ std::string host_name() {
   return out;
 }
 
-// Of ".saving-HOST-0123456789abcdef", and of the same with "-1" behind it, whether HOST is this one; "HOST-2" is another.
-bool is_saved_here(std::string_view name) {
-  const std::string front = text(kSaving, host_name(), "-");
-  if (!name.starts_with(front)) return false;
-  const std::string_view id = name.substr(front.size()), attempt = id.substr(std::min(id.size(), kIdDigits));
-  return id.find_first_not_of("0123456789abcdef") >= kIdDigits && id.size() >= kIdDigits &&
-         (attempt.empty() || (attempt.starts_with('-') && attempt.find_first_not_of("0123456789", 1) == std::string_view::npos));
+bool is_id(std::string_view digits) {
+  return digits.size() == kIdDigits && digits.find_first_not_of("0123456789abcdef") == std::string_view::npos;
 }
 
-// Who saves holds a lock on its folder, which the system takes back when the process dies. Folders of other hosts are left alone: not all
-// file systems tell hosts of each other's locks.
+// Of ".saving-HOST-0123456789abcdef", and of the same with "-1" behind it, HOST, in which there may be dashes.
+std::optional<std::string_view> host_of(std::string_view name) {
+  if (!name.starts_with(kSaving)) return {};
+  std::string_view host = name.substr(kSaving.size());
+  const auto last = [&] { return std::min(host.rfind('-'), host.size()); };
+  const std::string_view attempt = host.substr(std::min(last() + 1, host.size()));
+  if (!is_id(attempt) && attempt.find_first_not_of("0123456789") == std::string_view::npos) host = host.substr(0, last());
+  const size_t dash = last();
+  if (dash == host.size() || !is_id(host.substr(dash + 1))) return {};
+  return host.substr(0, dash);
+}
+
+// Not all file systems tell hosts of each other's locks, so another's save may be under way, and its folder is left alone. Where hosts get
+// new names as they start anew (containers), nobody ever removes it: that is said, once, of one that nothing was added to for an hour.
+void tell_of_another_host(const Folder& directory, const std::string& name, std::string_view host) {
+  static std::atomic<bool> is_told{false};
+  struct stat found {};
+  if (is_told || ::lstat(directory.path_of(name).c_str(), &found) != 0 || !S_ISDIR(found.st_mode)) return;
+  if (found.st_mtime > ::time(nullptr) - kQuietSeconds || is_told.exchange(true)) return;
+  auto folder = directory.open_folder(name, Folder::Links::refused);
+  auto files = folder ? folder->list() : folder.status();
+  if (!files) return;
+  uint64_t bytes = 0;
+  for (const std::string& each : *files) {
+    auto file = folder->open_file(each);
+    if (file) bytes += file->bytes().ok() ? *file->bytes() : 0;
+  }
+  log(LogLevel::warning, text(directory.path_of(name), " was left by host ", host, " in the middle of a save, and takes ", bytes,
+                              " bytes: only a save on a host of that name removes it. If there is none any more, remove this folder, and "
+                              "others like it"));
+}
+
+// Who saves holds a lock on its folder, which the system takes back when the process dies.
 void remove_left_behind(const Folder& directory) {
   auto names = directory.list();
   if (!names) return;
+  const std::string here = host_name();
   for (const std::string& name : *names) {
-    if (!is_saved_here(name) && !name.starts_with(kRemoving)) continue;
+    const auto host = host_of(name);
+    if (host && *host != here) tell_of_another_host(directory, name, *host);
+    if (host != here && !name.starts_with(kRemoving)) continue;
     auto folder = directory.open_folder(name, Folder::Links::refused);
     if (!folder || folder->lock() != Folder::Lock::mine) continue;
     if (Status removed = directory.remove_folder(name); !removed && directory.has(name)) {  // another job may have been faster

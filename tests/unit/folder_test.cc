@@ -7,12 +7,14 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <string>
 
+#include "base/log.h"
 #include "check.h"
 #include "files/checkpoint_folder.h"
 #include "files/folder.h"
@@ -184,6 +186,30 @@ void test_other_hosts_have_theirs() {
 }
 
 // Whoever may not open the newest checkpoint does not mean an older one.
+// Each restart of a container under another name left a part of a checkpoint, for ever, and nothing told of it.
+void test_what_another_host_has_left_is_told() {
+  static std::string told;
+  set_log([](void*, int32_t, const char* words, size_t length) { told.append(words, length); }, nullptr);
+  in_a_folder([](const std::string& path) {
+    const std::string left = text(".saving-pod-1-", kId);
+    fs::create_directory(fs::path(path) / left);
+    std::ofstream(fs::path(path) / left / "rank-00000.safetensors") << "12345";
+    check(PendingCheckpoint::create(path, kId).ok(), "a checkpoint is begun");
+    deliver_logs();
+    check(told.empty(), "it may be a save under way: " + told);
+    fs::last_write_time(fs::path(path) / left, fs::file_time_type::clock::now() - std::chrono::hours(2));
+    check(PendingCheckpoint::create(path, kId).ok(), "another is begun");
+    deliver_logs();
+    check(told.find(path + "/" + left + " was left by host pod-1 in") != std::string::npos, "folder and host: " + told);
+    check(told.find("takes 5 bytes") != std::string::npos, "size: " + told);
+    told.clear();
+    check(PendingCheckpoint::create(path, kId).ok(), "a third is begun");
+    deliver_logs();
+    check(told.empty() && fs::exists(fs::path(path) / left), "it stays, and is told once: " + told);
+  });
+  set_log(nullptr, nullptr);
+}
+
 void test_an_older_one_is_not_taken_for_it() {
   in_a_folder([](const std::string& path) {
     write(fs::path(path) / "checkpoint-000001/manifest.json", "{}");
@@ -230,6 +256,7 @@ int main() {
   test_what_is_not_sure_is_not_there();
   test_links_are_not_followed();
   test_other_hosts_have_theirs();
+  test_what_another_host_has_left_is_told();
   test_an_older_one_is_not_taken_for_it();
   test_the_folder_that_is_refused_is_named();
   test_numbers_end();
