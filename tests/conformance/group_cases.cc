@@ -1,14 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Groups: any list of members, many at once, over one World, on one stream and on several; what create_group refuses.
-#include <linux/filter.h>
-#include <netinet/in.h>
 #include <sched.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
-#include <filesystem>
 #include <thread>
 
 #include "device_array.h"
@@ -178,43 +174,6 @@ void sent_arrives(Suite& suite) {
   });
 }
 
-// What comes on the TCP connections of this process is lost, or not any more.
-void lose_packets(bool lose) {
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
-    const int fd = std::atoi(entry.path().filename().c_str());
-    int protocol = 0;
-    socklen_t size = sizeof protocol, length = sizeof(sockaddr_storage);
-    sockaddr_storage peer{};
-    if (::getsockopt(fd, SOL_SOCKET, SO_PROTOCOL, &protocol, &size) != 0 || protocol != IPPROTO_TCP) continue;
-    if (::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &length) != 0) continue;
-    sock_filter drop{BPF_RET | BPF_K, 0, 0, 0};
-    const sock_fprog all{1, &drop};
-    (void)::setsockopt(fd, SOL_SOCKET, lose ? SO_ATTACH_FILTER : SO_DETACH_FILTER, &all, sizeof all);
-  }
-}
-
-// A rank has sent its part and left; its goodbye is there at once, but packets are lost, and the system needs 1.4 s to send the part.
-void what_was_sent_outlives_its_sender(Suite& suite) {
-  suite.run(2, [](Rank& rank) {
-    const Bytes sent = make_input(DType::u8, 8'000, 1, 0);
-    auto stream = rank.must(rank.backend().create_stream("outlives its sender"));
-    auto group = rank.must(rank.backend().create_group(rank.everyone()));
-    DeviceArray array(rank, sent.size());
-    if (rank.rank() == 1) array.set(sent);
-    rank.must(group->barrier(*stream, {}));
-    rank.must(finish(*stream));
-    rank.must(rank.world().exchange(rank.everyone(), "the barrier is over", ""));
-    const bool loses = rank.rank() == 0 && rank.world().node(0) != rank.world().node(1) && !on_device(rank);
-    if (loses) lose_packets(true);
-    rank.must(rank.world().exchange(rank.everyone(), "packets are lost", ""));
-    rank.must(group->broadcast(*stream, array.data(), sent.size(), DType::u8, 1, {}));
-    if (loses) std::this_thread::sleep_for(std::chrono::milliseconds(900));
-    if (loses) lose_packets(false);
-    rank.must(finish(*stream));
-    rank.check(array.get() == sent, "other bytes came");
-  });
-}
-
 // The handles may go as soon as the work is submitted, as far as the work goes: memory stays until it is done.
 void destroyed_with_work(Suite& suite) {
   suite.run(3, [](Rank& rank) {
@@ -289,7 +248,6 @@ std::vector<Case> group_cases() {
           {"group.two_streams", two_streams},
           {"group.side_by_side", side_by_side},
           {"group.sent_arrives", sent_arrives},
-          {"group.what_was_sent_outlives_its_sender", what_was_sent_outlives_its_sender},
           {"group.destroyed_with_work", destroyed_with_work},
           {"group.one_processor", one_processor},
           {"group.sleepers_are_woken", sleepers_are_woken}};

@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every way that the two ranks of a message can miss each other.
+#include <linux/filter.h>
+#include <netinet/in.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <unistd.h>
+
+#include <filesystem>
 
 #include "p2p_bench.h"
 
@@ -175,6 +180,49 @@ void peer_leaves_after_its_part(Suite& suite) {
   });
 }
 
+// Longer packets that come on the TCP connections of this process are lost, or not any more.
+void lose_packets(bool lose) {
+  constexpr uint32_t kLong = 2'000;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    const int fd = std::atoi(entry.path().filename().c_str());
+    int protocol = 0;
+    socklen_t size = sizeof protocol, length = sizeof(sockaddr_storage);
+    sockaddr_storage peer{};
+    if (::getsockopt(fd, SOL_SOCKET, SO_PROTOCOL, &protocol, &size) != 0 || protocol != IPPROTO_TCP) continue;
+    if (::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &length) != 0) continue;
+    sock_filter steps[] = {{BPF_LD | BPF_W | BPF_LEN, 0, 0, 0},
+                           {BPF_JMP | BPF_JGT | BPF_K, 0, 1, kLong},
+                           {BPF_RET | BPF_K, 0, 0, 0},
+                           {BPF_RET | BPF_K, 0, 0, UINT32_MAX}};
+    const sock_fprog program{4, steps};
+    (void)::setsockopt(fd, SOL_SOCKET, lose ? SO_ATTACH_FILTER : SO_DETACH_FILTER, &program, sizeof program);
+  }
+}
+
+// What a rank has sent comes though it has left: its goodbye is there at once, but between nodes the data is lost on the way, and it takes
+// the system 1.4 s to have sent it again.
+void what_was_sent_outlives_its_sender(Suite& suite) {
+  suite.run(2, [](Rank& rank) {
+    const Bytes sent = make_input(DType::u8, 8'000, 1, 0);
+    Bench bench(rank);
+    DeviceArray data(rank, sent.size());
+    const bool loses = rank.rank() == 0 && rank.world().node(0) != rank.world().node(1) && !on_device(rank);
+    if (loses) lose_packets(true);
+    rank.must(rank.world().exchange(rank.everyone(), "packets are lost", ""));
+    if (rank.rank() == 1) {
+      data.set(sent);
+      rank.must(bench.send(0, data, sent.size(), DType::u8));
+      rank.ok(finish(*bench.stream));
+      return;
+    }
+    rank.must(bench.recv(1, data, sent.size(), DType::u8));
+    if (loses) sleep_ms(900);
+    if (loses) lose_packets(false);
+    rank.ok(finish(*bench.stream));
+    rank.check(data.get() == sent, "other bytes came");
+  });
+}
+
 // Likewise in an exchange with two ranks, of which the other lets this one wait for so long that it looks around for who has left.
 void peer_leaves_after_its_half(Suite& suite) {
   suite.run(3, [](Rank& rank) {
@@ -270,6 +318,7 @@ std::vector<Case> p2p_failure_cases() {
           {"p2p.peer_does_not_come", peer_does_not_come},
           {"p2p.peer_leaves", peer_leaves},
           {"p2p.peer_leaves_after_its_part", peer_leaves_after_its_part},
+          {"p2p.what_was_sent_outlives_its_sender", what_was_sent_outlives_its_sender},
           {"p2p.peer_leaves_after_its_half", peer_leaves_after_its_half},
           {"p2p.world_fails_during_a_wait", world_fails_during_a_wait},
           {"p2p.killed", killed, true},
