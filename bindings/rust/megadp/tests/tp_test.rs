@@ -201,6 +201,10 @@ fn operators_and_their_gradients() {
         let refused = Region::scatter(1).parts([1]).forward(&comm, &from, &mut to.out()).unwrap_err();
         assert!(refused.code == Code::Invalid && refused.text.contains("parts has 1 numbers"), "{refused}");
         assert!(Region::gather(7, Grad::Partial).parts([1, 2]).output_shape(&comm, &[4, 3]).is_err());
+        let (gather, layer) = (|| Region::gather(0, Grad::Partial), Linear::column(4, 8).sequence().create(&comm).unwrap());
+        assert_eq!(gather().output_shape(&comm, &[usize::MAX]).unwrap(), [usize::MAX]);
+        assert_eq!(gather().parts([u64::MAX, 1]).output_shape(&comm, &[1]).unwrap(), [usize::MAX]);
+        assert_eq!(layer.output_shape(&[usize::MAX, 4]), [usize::MAX, 4]);
     });
 }
 

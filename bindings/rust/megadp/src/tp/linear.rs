@@ -180,7 +180,7 @@ impl Linear {
     pub fn output_shape(&self, input: &[usize]) -> Vec<usize> {
         let (mut shape, column) = (input.to_vec(), self.builder.split == sys::MDP_TP_COLUMN);
         if let (true, true, Some(first)) = (self.has(sys::MDP_TP_LINEAR_SEQUENCE), input.len() > 1, shape.first_mut()) {
-            *first = if column { *first * self.ranks } else { *first / self.ranks };
+            *first = if column { first.saturating_mul(self.ranks) } else { *first / self.ranks };
         }
         if let Some(last) = shape.last_mut() {
             let is_cut = column && !self.has(sys::MDP_TP_LINEAR_GATHER_OUTPUT);

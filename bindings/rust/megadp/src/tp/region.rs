@@ -153,7 +153,9 @@ impl Region {
         let part = |dim: usize, parts: &[u64]| Ok(parts.get(rank).map_or(find(dim)? / ranks, |&size| size as usize));
         let whole = |dim| {
             let size = find(dim)?;
-            Ok(if self.parts.is_empty() { size * ranks } else { self.parts.iter().sum::<u64>() as usize })
+            // What is too large for a number is too large for an array, which says so.
+            let of_parts = || self.parts.iter().fold(0, |sum: u64, &part| sum.saturating_add(part)) as usize;
+            Ok(if self.parts.is_empty() { size.saturating_mul(ranks) } else { of_parts() })
         };
         match self.region {
             sys::MDP_TP_SCATTER | sys::MDP_TP_REDUCE_SCATTER => shape[self.dim] = part(self.dim, &self.parts)?,
