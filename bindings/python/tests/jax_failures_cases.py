@@ -243,6 +243,8 @@ def case_traced():
 def refused_traced(training, averaging, x):
     for call in (training.read, training.step, training.sync, training.use_order, lambda: training.put(params), averaging.average,
                  lambda: training.begin_microbatch(True), training.averaged, training.buffer.zero_grad, training.buffer.wait,
+                 training.optimizer.step, training.optimizer.pieces, training.optimizer.swap_average,
+                 lambda: training.buffer.put("['b']", np.ones(2, np.float32)),
                  lambda: megadp.jax.save_checkpoint("nowhere", training), lambda: megadp.jax.load_checkpoint("nowhere", training)):
         for trace in (lambda f: jax.jit(f)(x), lambda f: jax.lax.scan(lambda carry, y: (carry, f(y)), 0.0, x), lambda f: jax.eval_shape(f, x),
                       lambda f: jax.grad(lambda y: jax.jit(f)(y).sum())(x), lambda f: jax.pmap(f)(x[None])):

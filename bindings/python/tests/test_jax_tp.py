@@ -12,11 +12,11 @@ CASES = "jax_tp_cases.py"
 
 
 class JaxTp(unittest.TestCase):
-    def run_case(self, ranks, case, *more, needs_products=True):
+    def run_case(self, ranks, case, *more, program=CASES, needs_products=True):
         reason = support.no_products() if needs_products else None
         if reason:
             self.skipTest(reason)
-        return support.run_case(self, ranks, CASES, case, *more)
+        return support.run_case(self, ranks, program, case, *more)
 
     def test_regions(self):
         self.run_case(2, "regions", needs_products=False)
@@ -37,6 +37,14 @@ class JaxTp(unittest.TestCase):
 
     def test_order(self):
         self.run_case(3, "order", needs_products=False)
+
+    def test_several_devices_of_a_rank(self):
+        for ranks in (1, 2):
+            self.run_case(ranks, "mapped", program="jax_once_cases.py")
+
+    def test_what_jax_runs_a_second_time(self):
+        for ranks in (1, 2):
+            self.run_case(ranks, "again", program="jax_once_cases.py")
 
     def test_kept(self):
         """Calls outside of jit each left 1.5 MiB behind, for every callback."""

@@ -92,7 +92,7 @@ def _attention_of(comm: Comm, function: cp.Function, config: Any, shapes: Sequen
         def call(outputs: List[Any], arrays: List[Any]) -> None:
             cp._attend(comm, is_backward, function, config, [*arrays, *outputs])
 
-        return _on_host(call, shapes, dtype)
+        return _on_host(comm.size, call, shapes, dtype)
 
     on_host, back_on_host = half(False, [shapes[0], shapes[0][:-1]], [dtype, numpy.float32]), half(True, shapes, dtype)
 

@@ -10,11 +10,11 @@ import numpy
 from . import _dlpack
 from ._buffer import Which
 from ._errors import MegaDPError, Status, invalid
+from ._jax_guarded import Optimizer
 from ._jax_mixing import check_mixing
 from ._jax_shapes import check_shapes, shaped
 from ._jax_update import STEPS, Update, check_tree, functions, read_state
 from ._jax_whole import ACROSS, Whole, refuse_whole
-from ._optimizer import Optimizer
 from ._pieces import Piece
 from ._whole import MOST, OWNED_WHOLE, SAYS_WHOLE, Keeps, check_uncut
 

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps that end on all ranks alike where one of them could not hand a gradient over in backward. The library's sync tells all ranks what has not
-come; of what was refused when it came a second time it does not know. And calls that are refused while JAX traces a function."""
+come; of what was refused when it came a second time it does not know. And calls that are refused in what JAX traces: in all of it, or where it would not
+run them once."""
 import functools
 import itertools
+import math
 import threading
 import warnings
 import weakref
@@ -22,6 +24,10 @@ try:
     _trace_state: Any = extended.get_opaque_trace_state
 except (ImportError, AttributeError):  # older JAX's
     _trace_state = None
+try:
+    _mesh, _manual = jax.sharding.get_abstract_mesh, jax.sharding.AxisType.Manual
+except AttributeError:  # older JAX's, whose pmap refuses ordered callbacks itself
+    _mesh = _manual = None  # type: ignore[assignment, unused-ignore]
 
 _STALE = ("a function of jax.jit, once compiled, keeps the track() that it was traced with, also where it reads a variable that holds another "
           "DataParallel or Averaging by now: make the function anew with each one, or call jax.clear_caches()")
@@ -33,6 +39,7 @@ _clock = itertools.count(1)
 Function = TypeVar("Function", bound=Callable[..., Any])
 with jax.ensure_compile_time_eval():  # this may be imported while a function is traced
     _no_trace = None if _trace_state is None else _trace_state(convention="flax")
+knows_traces = _trace_state is not None
 
 
 def is_traced() -> bool:
@@ -51,11 +58,34 @@ def outside_of_jit(function: Function) -> Function:
         if is_traced():
             name = function.__name__
             instead = "give what it returns to that function as an argument" if name == "read" else "call it before or after that function"
-            raise MegaDPError(Status.STATE, f"{name}() is called in a function that JAX traces (jit, scan, checkpoint ...), where it would run once, as "
+            raise MegaDPError(Status.STATE, f"{name}() is called in a function that JAX traces (jit, scan, shard_map, checkpoint ...), where it would run once, as "
                               f"that is compiled, and not each time that it is called. Of the calls of a training only track() belongs there: {instead}")
         return function(*arguments, **options)
 
     return cast(Function, checked)
+
+
+def refuse_devices(call: str) -> None:
+    """Refuses what shard_map or pmap would run on each of several devices, in no order between them: one device's call would meet another
+    device's on another rank. Raises MegaDPError: UNSUPPORTED."""
+    if _mesh is None:
+        return
+    mesh = _mesh()
+    devices = math.prod(size for size, kind in zip(mesh.axis_sizes, mesh.axis_types) if kind == _manual)
+    if devices > 1:
+        raise MegaDPError(Status.UNSUPPORTED, f"{call} is called in shard_map or pmap over {devices} devices of this rank, each of which would call it by "
+                          "itself, in no order between them. Call it outside, in jit, which takes arrays that are cut over devices; or give each "
+                          "device a rank of its own")
+
+
+def refuse_second_runs() -> None:
+    """Refuses a collective that JAX may run a second time on one rank alone: it would meet the other ranks' next one.
+    Raises MegaDPError: UNSUPPORTED."""
+    for option in ("jax_debug_nans", "jax_debug_infs"):
+        if getattr(jax.config, option, False):
+            raise MegaDPError(Status.UNSUPPORTED, f"{option} is on, with which JAX runs a compiled function again on the rank that has found one, and a "
+                              "collective in it would meet the other ranks' next one. Turn it off, or run nothing compiled (with "
+                              "jax.disable_jit()), where nothing runs twice; check_finite=True names gradients that are not finite")
 
 
 def told_in_python(error: MegaDPError, name: str) -> MegaDPError:
@@ -64,7 +94,7 @@ def told_in_python(error: MegaDPError, name: str) -> MegaDPError:
         return error
     if "is ready already" in error.text:
         text = (f"parameter {name!r} {_TWICE}: the function that track() is in was differentiated twice before a step, or put() called "
-                "besides. A first call that is to compile it counts too, and so does a batch that is thrown away. sync, step and average begin anew "
+                "besides. A first call that is to compile it counts too, a batch that is thrown away does, and jax.vmap counts each element. sync, step and average begin anew "
                 "after this, without gradients. Differentiate it once between steps, end what is thrown away by sync() and "
                 "buffer.zero_grad(), and say further microbatches by begin_microbatch")
     elif "comes after mdp_grad_sync" in error.text:

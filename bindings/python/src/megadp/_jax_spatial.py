@@ -37,7 +37,8 @@ class HaloPad:
             halo.exchange(whole, backward=True)
             outputs[0][...] = whole[halo.inside]
 
-        on_host, back_on_host = _on_host(padded, [halo.padded_shape], dtype), _on_host(unpadded, [shape], dtype)
+        ranks = self._comm.size
+        on_host, back_on_host = _on_host(ranks, padded, [halo.padded_shape], dtype), _on_host(ranks, unpadded, [shape], dtype)
 
         @jax.custom_vjp
         def apply(values: Any) -> Any:

@@ -4,7 +4,8 @@ of a vocabulary that is cut, with their gradients.
 
 Each is a jax.custom_vjp whose two halves are ordered io_callbacks: XLA runs these one after another in the order of the program, inside jit
 and outside, so that collectives come in the same order on all ranks. Arrays go through the memory of the host. JAX refuses
-ordered effects in jax.checkpoint (remat) and in vmap, and so these functions there.
+ordered effects in jax.checkpoint (remat) and in vmap, and so these functions there; in shard_map and pmap, where their order is each device's
+own, they are refused here.
 """
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, TypeVar, Union
 
@@ -14,6 +15,7 @@ from jax.experimental import io_callback
 
 from ._comm import Comm
 from ._errors import invalid
+from ._jax_failures import is_traced, refuse_devices, refuse_second_runs
 from .tp import CrossEntropy, Embedding, Grad, Placed, Region, Split, TpLinear, checks_replicated, region, region_shape, share_of_others
 
 Arrays = Tuple[Any, ...]
@@ -55,9 +57,9 @@ def _kept(owner: Any, key: Arrays, make: Callable[[], Made]) -> Made:
     return found
 
 
-def _on_host(call: Callable[..., Any], shapes: Sequence[Tuple[int, ...]], dtype: Any) -> Callable[..., List[Any]]:
-    """A function of JAX's arrays, by one callback: call(outputs, arguments) on numpy arrays, outputs of these shapes. dtype: theirs, or a list of
-    one for each."""
+def _on_host(ranks: int, call: Callable[..., Any], shapes: Sequence[Tuple[int, ...]], dtype: Any) -> Callable[..., List[Any]]:
+    """A function of JAX's arrays, by one callback: call(outputs, arguments) on numpy arrays, outputs of these shapes, collective over so many
+    ranks. dtype: theirs, or a list of one for each."""
     dtypes = dtype if isinstance(dtype, list) else [dtype] * len(shapes)
 
     def run(*given: Any) -> List[Any]:
@@ -68,6 +70,9 @@ def _on_host(call: Callable[..., Any], shapes: Sequence[Tuple[int, ...]], dtype:
     told = [jax.ShapeDtypeStruct(*each) for each in zip(shapes, dtypes)]  # type: ignore[no-untyped-call, unused-ignore]
 
     def called(*arguments: Any) -> List[Any]:
+        refuse_devices("a collective of megadp.jax")
+        if ranks > 1 and is_traced():
+            refuse_second_runs()
         found: List[Any] = io_callback(run, told, *arguments, ordered=True)
         return found
 
@@ -91,6 +96,7 @@ class ParallelLinear:
     def __init__(self, comm: Comm, split: Split, in_features: int, out_features: int, *, bias: bool = True, sequence: bool = False,
                  gather_output: bool = False, whole_input: bool = False, transposed: bool = True, blocks: Sequence[int] = (),
                  grad: Optional[Grad] = None, dtype: Any = "f32", check_replicated: Optional[bool] = None) -> None:
+        self._ranks = comm.size
         self._native = TpLinear(comm, split, in_features, out_features, bias=bias, sequence=sequence, gather_output=gather_output,
                                 whole_input=whole_input, transposed=transposed, blocks=blocks, grad=grad, dtype=dtype,
                                 check_replicated=check_replicated)
@@ -109,7 +115,8 @@ class ParallelLinear:
             native.backward(given[0], outputs[0], x=given[1], weight=given[2], grad_weight=outputs[1],
                             grad_bias=outputs[2] if len(outputs) > 2 else None)
 
-        on_host, back_on_host = _on_host(call_forward, [native.out_shape(shape)], dtype), _on_host(call_backward, [shape, *of_params], dtype)
+        on_host = _on_host(self._ranks, call_forward, [native.out_shape(shape)], dtype)
+        back_on_host = _on_host(self._ranks, call_backward, [shape, *of_params], dtype)
 
         @jax.custom_vjp
         def apply(x: Any, params: Arrays) -> Any:
@@ -166,7 +173,7 @@ def _region_of(comm: Comm, kind: Region, checks: bool, shape: Tuple[int, ...], d
         def call(outputs: List[Any], given: List[Any]) -> None:
             region(comm, kind, given[0], outputs[0], backward=backward, check_replicated=checks, **options)
 
-        return _on_host(call, [to], dtype)
+        return _on_host(comm.size, call, [to], dtype)
 
     is_there = kind in ("copy", "reduce") and options["grad"] == "replicated"
     on_host = None if kind == "copy" and not checks else half(region_shape(comm, kind, shape, **cut), False)
@@ -228,11 +235,11 @@ def vocab_parallel_embedding(ids: Any, weight: Any, comm: Comm, *, grad: Grad = 
     _check_integers(ids, "ids")
     ids, weight = jax.numpy.asarray(ids), jax.numpy.asarray(weight)
     return _kept(comm, ("embedding", checks_replicated(), weight.shape, weight.dtype, ids.shape, grad, sequence),
-                 lambda: _embedding_of(Embedding(comm, weight.shape[0] * comm.size, grad=grad, sequence=sequence),
+                 lambda: _embedding_of(comm.size, Embedding(comm, weight.shape[0] * comm.size, grad=grad, sequence=sequence),
                                        weight.shape, weight.dtype, ids.shape))(weight, ids)
 
 
-def _embedding_of(table: Embedding, shape: Tuple[int, ...], dtype: Any, of_ids: Tuple[int, ...]) -> Callable[[Any, Any], Any]:
+def _embedding_of(ranks: int, table: Embedding, shape: Tuple[int, ...], dtype: Any, of_ids: Tuple[int, ...]) -> Callable[[Any, Any], Any]:
     """Of weights of this shape and dtype, and ids of that shape."""
     def call_forward(outputs: List[Any], given: List[Any]) -> None:
         table.forward(given[1], given[0], outputs[0])
@@ -240,7 +247,8 @@ def _embedding_of(table: Embedding, shape: Tuple[int, ...], dtype: Any, of_ids: 
     def call_backward(outputs: List[Any], given: List[Any]) -> None:
         table.backward(given[1], given[0], outputs[0])
 
-    on_host, back_on_host = _on_host(call_forward, [table.out_shape(of_ids, shape[1])], dtype), _on_host(call_backward, [shape], dtype)
+    on_host = _on_host(ranks, call_forward, [table.out_shape(of_ids, shape[1])], dtype)
+    back_on_host = _on_host(ranks, call_backward, [shape], dtype)
 
     @jax.custom_vjp
     def apply(values: Any, rows: Any) -> Any:
@@ -270,13 +278,13 @@ def vocab_parallel_cross_entropy(logits: Any, targets: Any, comm: Comm, *, ignor
 
     def make() -> Callable[[Any, Any], Any]:
         others = share_of_others(label_smoothing, classes or logits.shape[-1] * comm.size)
-        return _cross_entropy_of(CrossEntropy(comm, classes, ignore_index, others, z_loss), logits.shape, logits.dtype, targets.shape)
+        return _cross_entropy_of(comm.size, CrossEntropy(comm, classes, ignore_index, others, z_loss), logits.shape, logits.dtype, targets.shape)
 
     key = (checks_replicated(), logits.shape, logits.dtype, targets.shape, ignore_index, label_smoothing, z_loss, classes)
     return _kept(comm, ("cross entropy", *key), make)(logits, targets)
 
 
-def _cross_entropy_of(loss: CrossEntropy, shape: Tuple[int, ...], dtype: Any, of_targets: Tuple[int, ...]) -> Callable[[Any, Any], Any]:
+def _cross_entropy_of(ranks: int, loss: CrossEntropy, shape: Tuple[int, ...], dtype: Any, of_targets: Tuple[int, ...]) -> Callable[[Any, Any], Any]:
     """Of logits of this shape and dtype, and targets of that shape."""
     def call_forward(outputs: List[Any], given: List[Any]) -> None:
         loss.forward(given[0], given[1], outputs[0], outputs[1])
@@ -284,7 +292,8 @@ def _cross_entropy_of(loss: CrossEntropy, shape: Tuple[int, ...], dtype: Any, of
     def call_backward(outputs: List[Any], given: List[Any]) -> None:
         loss.backward(given[0], given[1], given[2], given[3], outputs[0])
 
-    both, back_on_host = _on_host(call_forward, [of_targets, (*of_targets, 2)], numpy.float32), _on_host(call_backward, [shape], dtype)
+    both = _on_host(ranks, call_forward, [of_targets, (*of_targets, 2)], numpy.float32)
+    back_on_host = _on_host(ranks, call_backward, [shape], dtype)
 
     @jax.custom_vjp
     def apply(values: Any, wanted: Any) -> Any:

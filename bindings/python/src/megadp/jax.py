@@ -12,7 +12,6 @@ import jax
 import numpy
 from jax.experimental import io_callback
 
-from . import _buffer
 from ._comm import Comm
 from ._dtypes import FLOATS, named, one_of
 from ._errors import MegaDPError, Status, invalid
@@ -20,13 +19,14 @@ from ._grid import Grid
 from ._jax_checkpoint import load_checkpoint, save_checkpoint
 from ._jax_cp import context_parallel_attention, context_parallel_part, context_parallel_positions
 from ._jax_elementwise import elements_of, make_optimizer, refuse_beside
-from ._jax_failures import Failures, outside_of_jit, told_in_python
+from ._jax_failures import Failures, outside_of_jit, refuse_devices, told_in_python
+from ._jax_guarded import Buffer, Optimizer
 from ._jax_leaves import named_leaves
 from ._jax_spatial import HaloPad
 from ._jax_tp import (ParallelLinear, all_to_all_tensor_parallel, copy_to_tensor_parallel, gather_from_tensor_parallel,
                       reduce_from_tensor_parallel, reduce_scatter_to_tensor_parallel, scatter_to_tensor_parallel, vocab_parallel_cross_entropy, vocab_parallel_embedding)
 from ._jax_update import compare_moves, moves
-from ._optimizer import Optimizer, StepReport
+from ._optimizer import StepReport
 from ._optimizer_config import Rule
 from ._params import BufferOptions, Param, Placement
 from ._saved import Together
@@ -83,16 +83,6 @@ def _check_grad(param: Param, leaf: Any) -> None:
         raise invalid(f"{what} has been deleted: it was donated to a function (donate_argnums), or delete() was called")
 
 
-class Buffer(_buffer.Buffer):
-    """A training's, whose calls are refused inside of jit as the training's own are."""
-
-    begin_microbatch = outside_of_jit(_buffer.Buffer.begin_microbatch)
-    read = outside_of_jit(_buffer.Buffer.read)
-    sync = outside_of_jit(_buffer.Buffer.sync)
-    wait = outside_of_jit(_buffer.Buffer.wait)
-    zero_grad = outside_of_jit(_buffer.Buffer.zero_grad)
-
-
 def _placed(value: Union[Placement, Placed]) -> Dict[str, Any]:
     return (Placed(value) if isinstance(value, str) else value)._asdict()
 
@@ -137,6 +127,7 @@ class Gradients:
         times is summed up by JAX and leaves once; one that is not used has no gradient (missing="zero" or "skip" allow that). What jax.grad returns stays this
         rank's own gradient; step takes the mean over the ranks, and average returns it. A function of jax.jit, once compiled, keeps this
         track: with the next DataParallel or Averaging make it anew, or call jax.clear_caches()."""
+        refuse_devices("track()")
         self._failures.tracked = True
         leaves = self._tree.flatten_up_to(params)
         return self._tree.unflatten([identity(leaf) for identity, leaf in zip(self._identities, leaves)])
