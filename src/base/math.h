@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "base/strict_math.h"
+
 #if defined(__CUDACC__)
 #define MEGADP_HOST_DEVICE __host__ __device__
 #else

@@ -11,6 +11,7 @@
 #include <string>
 #include <utility>
 
+#include "base/strict_math.h"
 #include "base/text.h"
 
 namespace megadp {
