@@ -58,14 +58,14 @@ testcase("a view that is refused keeps no memory") do
     isdefined(Core, :BFloat16) && return  # then none is
     mapped() = parse(Int, match(r"VmSize:\s*(\d+) kB", read("/proc/self/status", String))[1]) ÷ 1024
     function refused()
-        buffer = Buffer(world, [Param("brain", (4 << 20,); dtype = :bf16)])
+        buffer = Buffer(world, [Param("brain", (16 << 20,); dtype = :bf16)])
         @test caught(() -> param_view(buffer, 1)).kind == :UNSUPPORTED
         close(buffer)
         GC.gc()
         return mapped()
     end
     before = refused()
-    @test last([refused() for _ in 1:4]) < before + 48  # each has 24
+    @test last([refused() for _ in 1:4]) < before + 192  # each has 96; a thread of the library may take 64
 end
 
 "A layer with a communicator in it."
