@@ -15,7 +15,7 @@ class Notice {
   // The operation has ended. Once, by whoever did it; never blocks.
   void give() noexcept;
   // The end was seen, or is of no interest any more. Any thread, as often as wanted; waits while its one is being written, so that
-  // afterwards the descriptor is not readable by it.
+  // when the first of these calls returns the descriptor is not readable by it.
   void take() noexcept;
 
  private:

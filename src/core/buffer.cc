@@ -2,13 +2,13 @@
 // Registration: agreement on what is registered, and its memory.
 #include "core/buffer.h"
 
+#include <algorithm>
 #include <array>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
 
 #include "base/hash.h"
-#include "base/text.h"
 #include "control/agreement.h"
 #include "control/memory_check.h"
 #include "core/replicas.h"
@@ -21,12 +21,14 @@ Replica registered(std::array<uint64_t, 2> digests, std::function<std::string(bo
   return {.call = "mdp_buffer_register", .digests = digests, .detail = std::move(describe), .axes = axes};
 }
 
-// told: by rank of a tensor-parallel group the names of what it holds, a line each. Of each name which of the holders rank `here` is.
+// told: by rank of a tensor-parallel group the names of what it holds, each with its end. Of each name which of the holders rank `here` is.
 std::unordered_map<std::string_view, Plan::Holder> holders_of(const std::vector<std::string>& told, size_t here) {
   std::unordered_map<std::string_view, Plan::Holder> found;
   for (size_t rank = 0; rank < told.size(); ++rank) {
     for (std::string_view rest = told[rank]; !rest.empty();) {
-      Plan::Holder& holder = found.try_emplace(take_line(&rest), Plan::Holder{0, 0}).first->second;
+      const std::string_view name = rest.substr(0, rest.find('\0'));
+      rest.remove_prefix(std::min(name.size() + 1, rest.size()));
+      Plan::Holder& holder = found.try_emplace(name, Plan::Holder{0, 0}).first->second;
       holder.index += rank < here ? 1 : 0;
       holder.count += 1;
     }
@@ -46,7 +48,7 @@ Status find_holders(const ProcessGrid& grid, Plan* plan) {
     const int here = grid.grid().index(axes, grid.rank()), size = static_cast<int>(group.size());
     std::string mine;
     for (const ParamSpec& param : plan->params) {
-      if (param.expert == expert) mine += param.name + '\n';
+      if (param.expert == expert) mine += param.name + '\0';
     }
     const uint64_t digest = hash_bytes(mine);
     auto compared = world.compare(group, "mdp_buffer_register", std::string(reinterpret_cast<const char*>(&digest), sizeof digest));

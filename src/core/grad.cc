@@ -8,13 +8,15 @@
 namespace megadp {
 
 void Gradients::start_step() {
+  // Of a step that is begun anew: they may still be written to.
+  for (const BucketRef& each : arenas_->plan().launch_order) {
+    if (is_pooled()) leave_spills(arenas_->arena_of(each), each.bucket);
+  }
   for (ParamState& state : states_) {
     state.arrivals = 0;
     state.lent = state.has_gradient = state.ready = state.skipped = false;
     state.had_gradient = state.came = state.skipped_everywhere = false;
     state.turn = 0;
-    // Of a step that is begun anew: it may still be written to, by a stream that the channel follows.
-    if (state.spill) arenas_->grads().retain(std::exchange(state.spill, nullptr));
     state.written.reset();
   }
   for (Bucket& bucket : buckets_) {

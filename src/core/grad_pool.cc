@@ -114,7 +114,7 @@ Status Gradients::copy_into_slot(const Arena& arena, uint32_t bucket) {
   return clear_to(range.end);
 }
 
-// Once the stream has come to this point they have been copied.
+// Once the stream has come to this point they have been copied, and what callers' streams write to them before is written.
 void Gradients::leave_spills(const Arena& arena, uint32_t bucket) noexcept {
   const BucketRange& range = arena.range(bucket);
   std::shared_ptr<Event> passed;

@@ -85,7 +85,7 @@ std::vector<size_t> Gradients::replicated(bool expert) const {
 namespace {
 
 uint64_t digest_of(const std::string& name, bool skipped) {
-  return hash_bytes(skipped ? "skipped " + name : name);
+  return hash_bytes(skipped ? name + '\0' : name);
 }
 
 }  // namespace
@@ -96,7 +96,6 @@ void Gradients::tell_lacking(SyncHeader* header) const {
     for (const size_t param : replicated(expert)) {
       if (states_[param].has_gradient || states_[param].had_gradient) continue;
       ++header->lacking[part];
-      header->skipped += states_[param].skipped ? 1 : 0;
       header->lacking_digest[part] ^= digest_of(arenas_->plan().params[param].name, states_[param].skipped);
     }
   }
@@ -127,13 +126,12 @@ Status Gradients::compare_lacking(std::span<const SyncHeader> of_ranks) const {
 Status Gradients::lacks_gradient(bool expert, const Told& a, const Told& b) const {
   const Plan& plan = arenas_->plan();
   const size_t part = expert ? 1 : 0;
-  const bool both_lack = a.header.lacking[part] == b.header.lacking[part];
-  const bool a_lacks = both_lack ? a.header.skipped > b.header.skipped : a.header.lacking[part] > b.header.lacking[part];
+  const uint32_t a_lacks = a.header.lacking[part], b_lacks = b.header.lacking[part];
   const uint64_t difference = a.header.lacking_digest[part] ^ b.header.lacking_digest[part];
-  Blame blame{.rank = a_lacks ? a.rank : b.rank};
-  const int other = a_lacks ? b.rank : a.rank;
+  Blame blame{.rank = a_lacks > b_lacks ? a.rank : b.rank};
+  const int other = a_lacks > b_lacks ? b.rank : a.rank;
   const std::vector<size_t> all = replicated(expert);
-  std::string what = "parameters";
+  size_t last = 0;
   const auto find_run = [&](bool left_out, bool skipped) {
     for (size_t begin = 0; begin < all.size() && blame.param < 0; ++begin) {
       uint64_t digest = 0;
@@ -141,20 +139,30 @@ Status Gradients::lacks_gradient(bool expert, const Told& a, const Told& b) cons
         const std::string& name = plan.params[all[end]].name;
         digest ^= (left_out ? digest_of(name, false) : 0) ^ (skipped ? digest_of(name, true) : 0);
         if (digest != difference) continue;
-        what = param_label(all[begin], plan.params[all[begin]].name);
-        if (end > begin) what += text(" to ", param_label(all[end], name));
+        last = all[end];
         blame.param = static_cast<int64_t>(all[begin]);
         blame.bucket = static_cast<int32_t>(arenas_->place(all[begin]).bucket);
       }
     }
+    return blame.param >= 0;
   };
-  if (both_lack) find_run(true, true);
-  if (!both_lack) find_run(true, false);
-  if (!both_lack) find_run(false, true);
-  const std::string lacks = both_lack ? text(" has skipped ", what, " in this step, for which zero is taken on rank ", other)
-                                      : text(" has no gradient of ", what, " in this step, and rank ", other, " has");
+  const auto run = [&]() -> std::string {
+    if (blame.param < 0) return "parameters";
+    const auto first = static_cast<size_t>(blame.param);
+    const auto label = [&plan](size_t param) { return param_label(param, plan.params[param].name); };
+    return label(first) + (last > first ? " to " + label(last) : "");
+  };
+  const auto found = [&]() -> std::string {
+    if (a_lacks != b_lacks) {
+      if (!find_run(true, false)) find_run(false, true);
+      return text("rank ", blame.rank, " has no gradient of ", run(), " in this step, and rank ", other, " has");
+    }
+    if (!find_run(true, true)) return text("ranks ", a.rank, " and ", b.rank, " lack gradients of different parameters in this step");
+    return text("of ranks ", a.rank, " and ", b.rank, " one has skipped ", run(), " in this step, and the other takes zero for it");
+  };
+  const std::string difference_found = found();
   return Status(Code::state,
-                text("mdp_grad_sync: rank ", blame.rank, lacks,
+                text("mdp_grad_sync: ", difference_found,
                      ": what is replicated over tensor-parallel ranks would come apart. Put or skip it on both, or register it as "
                      "PARTIAL_SUM if each rank has a part of its gradient"),
                 blame);

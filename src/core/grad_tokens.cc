@@ -11,7 +11,7 @@ namespace megadp {
 float Gradients::reduction_divisor() const {
   const Plan& plan = arenas_->plan();
   if (plan.config.scaling == Scaling::mean) return static_cast<float>(plan.grid.size(kDp | kCp));
-  return at_once_ ? static_cast<float>(total_tokens_) : 1;
+  return at_once_ && !lacks_tokens() ? static_cast<float>(total_tokens_) : 1;  // while they are lacking, of zeros
 }
 
 double Gradients::step_divisor() const {

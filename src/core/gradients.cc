@@ -87,10 +87,10 @@ void Gradients::index() {
   states_.resize(plan.params.size());
   buckets_.resize(plan.launch_order.size());
   for (const Arena& arena : arenas_->all()) {
-    const bool first_of_tp = plan.grid.index(Grid::tp_axes(arena.plan->expert), arenas_->grid()->rank()) == 0;
     const bool first_replica = plan.is_first_replica(*arena.plan, arenas_->grid()->rank());
     for (const size_t param : arena.plan->params) {
       ParamState& state = states_[param];
+      const bool first_of_tp = plan.holders[param].index == 0;
       state.counts = first_replica && (first_of_tp || plan.params[param].placement == Placement::sharded) && arenas_->is_first_copy(param);
       state.checked = first_replica && !state.counts;
       ++buckets_[arenas_->place(param).bucket].params;

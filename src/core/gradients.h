@@ -53,9 +53,9 @@ struct SyncHeader {
   int32_t bucket;
   int64_t param;
   uint32_t microbatches;  // of this step
-  uint32_t skipped;       // of those that are lacking
+  uint32_t reserved;
   // Of the dense part and the expert part the replicated parameters of which this rank has no gradient in this step: how many, and hashes
-  // of their names, and of which of them were skipped, combined so that what two ranks have in common cancels out.
+  // of their names, others for those that were skipped, combined so that what two ranks have in common cancels out.
   uint32_t lacking[2];
   uint64_t lacking_digest[2];
   double tokens;  // of this step; not a number if none were given

@@ -72,13 +72,11 @@ Optimizer::~Optimizer() {
     for (const size_t param : params) (void)buffer_->params().count_change(param);
     buffer_->params().set_swapped(params, false);
   }
+  if (pieces_) give_up(pieces_->others, pieces_->skipped);  // nobody will finish that step
   {
     const auto lock = buffer_->gradients().lock();
     buffer_->params().step_changes().leave(&impl_->versions);
-    if (pieces_) {  // nobody will finish that step
-      give_up(pieces_->others, pieces_->skipped);
-      buffer_->gradients().start_step();
-    }
+    if (pieces_) buffer_->gradients().start_step();
   }
   // They may still be being updated: on the channel of gradients, or in one pass on that of gathers.
   buffer_->arenas().grads().retain(impl_->kept);

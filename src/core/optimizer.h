@@ -144,7 +144,7 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   bool has_callers_rule() const;
   // The same step in three, for a host without functions to be called. What begins it waits for the norm; of a step that is skipped there
   // are no pieces. finish() is collective over the world: mine says whether all pieces are updated; if they are not on some rank, none
-  // gathers; those of the caller's rule then take no step until their counts are set, and the others are as before. In
+  // gathers; those of the caller's rule then take no step until their counts are set, and the others go on. In
   // optimizer_pieces.cc.
   static Status begin(std::span<const std::shared_ptr<Optimizer>> optimizers, const StepOptions& options);
   Result<const UpdatePiece*> next();  // null: there is none any more. Valid until the next call

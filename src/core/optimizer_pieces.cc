@@ -7,6 +7,7 @@
 
 #include "base/deadline.h"
 #include "control/agreement.h"
+#include "control/interrupt.h"
 #include "core/optimizer_impl.h"
 
 namespace megadp {
@@ -56,8 +57,14 @@ Status Optimizer::begin(Together optimizers, const StepOptions& options) {
 
 Status Optimizer::begin_pieces(Together optimizers, const StepOptions& options, const Status& mine) {
   Gradients& gradients = buffer_->gradients();
+  std::unique_ptr<Pieces> pieces(new Pieces{
+      {options, scaled(options)}, {optimizers.begin() + 1, optimizers.end()}, {}, false, 0, buffer_->plan().launch_order.size()});
+  for (const auto& each : optimizers) {
+    pieces->groups.push_back(std::make_shared<const std::vector<ParamGroup>>(each->impl_->config.groups));
+    each->impl_->stepping = pieces->groups.back();
+  }
   if (Status ready = make_ready(optimizers, options, mine); !ready) return ready;
-  Step step{options, scaled(options)};
+  Step& step = pieces->step;
   {
     std::unique_lock lock = gradients.lock();
     if (Status begun = submit_begin(optimizers, &lock, &step); !begun) {
@@ -73,14 +80,8 @@ Status Optimizer::begin_pieces(Together optimizers, const StepOptions& options, 
     if (known.code() == Code::numeric && options.lr) impl_->config.hyper.lr = *options.lr;  // as with a rule of the library's
     return known.code() == Code::numeric && !step.nonfinite.ok() ? step.nonfinite : known;
   }
-  const bool skipped = static_cast<const StepScalars*>(step.outcome->data())->skip != 0;
-  std::vector<std::shared_ptr<const std::vector<ParamGroup>>> groups;
-  for (const auto& each : optimizers) {
-    groups.push_back(std::make_shared<const std::vector<ParamGroup>>(each->impl_->config.groups));
-    each->impl_->stepping = groups.back();
-  }
-  pieces_.reset(new Pieces{
-      std::move(step), {optimizers.begin() + 1, optimizers.end()}, std::move(groups), skipped, 0, buffer_->plan().launch_order.size()});
+  pieces->skipped = static_cast<const StepScalars*>(step.outcome->data())->skip != 0;
+  pieces_ = std::move(pieces);
   return {};
 }
 
@@ -183,8 +184,10 @@ Status Optimizer::prepare_pieces(uint32_t number) {
   return done ? stream.make_caller_wait(pieces.step.options.caller, **done) : done.status();
 }
 
-// A step that is not finished. The caller's may have changed anything; the library's have counted it, and nothing else.
+// A step that is not finished. The caller's may have changed anything; of the library's only the counts are as if it had been taken, which
+// they take back, and the loss scale has followed its norm. Before the next step begins; without the gradients' lock.
 void Optimizer::give_up(Together optimizers, bool skipped) {
+  const Uninterrupted to_the_end;
   for (const auto& each : optimizers) {
     const Status taken_back = skipped || each->has_callers_rule() ? Status() : attempt([&]() -> Status {
       const auto scalars = each->read_scalars();
@@ -220,16 +223,19 @@ Result<std::shared_ptr<Request>> Optimizer::finish(const Status& mine, StepRepor
   const std::vector<std::shared_ptr<Optimizer>> optimizers = together();
   const std::unique_ptr<Pieces> pieces = std::move(pieces_);
   Status agreed = agree(*buffer_->context().world, buffer_->arenas().grid()->world()->group().members(), {"mdp_optimizer_step"}, updated);
+  if (agreed.ok()) {
+    const std::unique_lock lock = gradients.lock();
+    agreed = buffer_->arenas().grads().stream().wait_for_caller(pieces->step.options.caller);
+  }
+  if (!agreed) {
+    give_up(optimizers, pieces->skipped);
+    const std::unique_lock lock = gradients.lock();
+    gradients.start_step();
+    return agreed.with_context("masters and state may have changed, parameters were not gathered; load a checkpoint to go on");
+  }
   std::shared_ptr<Event> end;
   {
     const std::unique_lock lock = gradients.lock();
-    Stream& stream = buffer_->arenas().grads().stream();
-    if (agreed.ok()) agreed = stream.wait_for_caller(pieces->step.options.caller);
-    if (!agreed) {
-      give_up(optimizers, pieces->skipped);
-      gradients.start_step();
-      return agreed.with_context("masters and state may have changed, parameters were not gathered; load a checkpoint to go on");
-    }
     auto submitted = buffer_->context().commit([&] { return submit_end(optimizers, pieces->step); });
     if (!submitted) return submitted.status();
     end = *std::move(submitted);

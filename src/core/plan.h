@@ -143,7 +143,7 @@ struct Plan {
     int index = 0, count = 1;
   };
   std::vector<Holder> holders;   // by parameter
-  bool tp_ranks_differ = false;  // in the parameters that they hold
+  bool tp_ranks_differ = false;  // in the parameters that they hold, or in the order of these
 
   std::optional<size_t> find(std::string_view name) const;  // the index of a parameter
   // Whether the forward pass uses parameter a before b: nothing but where gradients lie, and when they go, follows from it.

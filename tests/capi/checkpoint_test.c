@@ -549,19 +549,6 @@ static void damage_is_found(void** state) {
   refused_unchanged(&j, directory, MDP_E_CORRUPT, "has a parameter that has taken 2 steps of 1");
   replace_in(manifest, "\"rule\":\"AdamW\",\"steps\":1", "\"rule\":\"AdamW\",\"steps\":2");
 
-  /* Values that no optimizer may be given. */
-  const mdp_checkpoint_part part = part_of(&j);
-  mdp_checkpoint_config config = config_of(directory, &part);
-  config.flags = MDP_CHECKPOINT_LOAD_HYPER;
-  static const char* const wrong[][2] = {{"\"beta1\":0.9,", "\"beta1\":1.0,"}, {"\"eps\":1e-08,", "\"eps\":1e-38,"}};
-  for (size_t i = 0; i < 2; ++i) {
-    replace_in(manifest, wrong[i][0], wrong[i][1]);
-    FAILS(MDP_E_CORRUPT, i == 0 ? "the optimizer's beta1 is not what it may be" : "the optimizer's eps", mdp_checkpoint_load(&config));
-    replace_in(manifest, wrong[i][1], wrong[i][0]);
-  }
-  OK(mdp_checkpoint_load(&config));
-  take_steps(&j, 2, 3);
-
   flip(file, -1); /* in the data: found while it is copied */
   SIZED(mdp_tensor, view);
   float values[LONGEST] = {0};
@@ -579,6 +566,28 @@ static void damage_is_found(void** state) {
   take_steps(&j, 2, 3);
   CHECK(unlink(file) == 0);
   refused_unchanged(&j, directory, MDP_E_SYSTEM, "rank-00000.safetensors: No such file or directory");
+  job_close(&j);
+}
+
+/* Values that no optimizer may be given, in a manifest without a checksum. */
+static void wrong_values_are_refused(void** state) {
+  (void)state;
+  const char* const directory = directory_of("values");
+  job j = trained(NULL, 0, 1, 2);
+  OK(save(&j, directory));
+  char manifest[800];
+  snprintf(manifest, sizeof manifest, "%s/checkpoint-000001/manifest.json", directory);
+  replace_in(manifest, "\"checksum\"", "\"unchecks\"");
+  const mdp_checkpoint_part part = part_of(&j);
+  mdp_checkpoint_config config = config_of(directory, &part);
+  config.flags = MDP_CHECKPOINT_LOAD_HYPER;
+  static const char* const wrong[][2] = {{"\"beta1\":0.9,", "\"beta1\":1.0,"}, {"\"eps\":1e-08,", "\"eps\":1e-38,"}};
+  for (size_t i = 0; i < 2; ++i) {
+    replace_in(manifest, wrong[i][0], wrong[i][1]);
+    FAILS(MDP_E_CORRUPT, i == 0 ? "the optimizer's beta1 is not what it may be" : "the optimizer's eps", mdp_checkpoint_load(&config));
+    replace_in(manifest, wrong[i][1], wrong[i][0]);
+  }
+  OK(mdp_checkpoint_load(&config));
   job_close(&j);
 }
 
@@ -676,8 +685,8 @@ int main(void) {
       TEST(loads_at_any_size),           TEST(replicas_have_the_same_moments),
       TEST(tensors_and_data_go_along),   TEST(parameters_alone_and_hyperparameters),
       TEST(the_newest_are_kept),         TEST(damage_is_found),
-      TEST(other_models_are_refused),    TEST(folders_that_cannot_be_used),
-      TEST(ranks_must_ask_for_the_same),
+      TEST(wrong_values_are_refused),    TEST(other_models_are_refused),
+      TEST(folders_that_cannot_be_used), TEST(ranks_must_ask_for_the_same),
   };
   return cmocka_run_group_tests(tests, open_folder, close_folder);
 }

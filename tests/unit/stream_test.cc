@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cfenv>
 #include <chrono>
+#include <fstream>
 #include <new>
 #include <stdexcept>
 #include <string>
@@ -328,8 +329,19 @@ void a_notice_is_taken_while_it_is_given() {
   uint64_t one = 0;
   check(write(fd.get(), &full, sizeof full) == sizeof full, "the counter is full");
   Notice notice(fd.get());
-  std::thread giver([&] { notice.give(); });
-  sleep_ms(50);
+  std::atomic<pid_t> thread{0};
+  std::thread giver([&] {
+    thread = gettid();
+    notice.give();
+  });
+  const auto sleeps = [&thread] {
+    std::string line;
+    std::ifstream stat("/proc/self/task/" + std::to_string(thread) + "/stat");
+    std::getline(stat, line, ')');
+    char state = 0;
+    return (stat >> state) && state == 'S';
+  };
+  while (thread == 0 || !sleeps()) sleep_ms(1);
   std::atomic<bool> taken{false};
   std::thread taker([&] {
     notice.take();
