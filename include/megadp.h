@@ -879,12 +879,12 @@ MDP_API mdp_status mdp_grad_changed(mdp_buffer* buffer, mdp_stream producer);
  * UNSUPPORTED (NO_MASTER with f16, CALLER). */
 MDP_API mdp_status mdp_optimizer_create(mdp_buffer* buffer, const mdp_optimizer_config* config, mdp_optimizer** out);
 
-/* Replaces the values of one parameter group from the next step on; to be called alike on all ranks. Local. */
+/* Replaces the values of one parameter group from the next step on; called alike on all ranks. Local. */
 MDP_API mdp_status mdp_optimizer_set_param_group(mdp_optimizer* optimizer, size_t group, const mdp_param_group* value);
 
 /* Gives the optimizer a loss scaler, or with NULL none: steps divide gradients by its scale, skip non-finite ones, and take
  * config.loss_scale no more. As Megatron-LM's dynamic scaler; with hysteresis 1 torch.amp.GradScaler. Waits for the last step.
- * Collective over the world, with equal values; blocking. Errors: INVALID, DESYNC. */
+ * Collective over the world, with equal values; blocking. Errors: INVALID, STATE (mid-step), DESYNC. */
 MDP_API mdp_status mdp_optimizer_set_scaler(mdp_optimizer* optimizer, const mdp_scaler* scaler);
 
 /* The scaler as the last step has left it, which is waited for. Local. Errors: STATE (none). */
@@ -942,8 +942,8 @@ MDP_API mdp_status mdp_optimizer_state(mdp_optimizer* optimizer, size_t param, c
 MDP_API mdp_status mdp_optimizer_steps(mdp_optimizer* optimizer, size_t param, uint64_t* steps);
 
 /* Goes on as after `taken` steps, from which reports count on, and of which parameter p has taken part in steps[p]; NULL with count 0:
- * each in all. With mdp_optimizer_state, to restore what was saved; to be called alike on all ranks. Waits for the last step. Local.
- * Errors: INVALID (count, or steps[p] above taken). */
+ * each in all. With mdp_optimizer_state, to restore what was saved; called alike on all ranks. Waits for the last step. Local.
+ * Errors: INVALID (count, or steps[p] above taken), STATE (mid-step). */
 MDP_API mdp_status mdp_optimizer_set_steps(mdp_optimizer* optimizer, uint64_t taken, const uint64_t* steps, size_t count);
 
 /* The rule, its values, parameter groups, steps taken, and every array that mdp_optimizer_state knows, as one line of JSON. Waits for the
