@@ -113,10 +113,12 @@ int run(const Options& options, std::vector<std::string> command) {
   config.prefix = !options.no_prefix;
   config.json = options.json;
   const std::string several = options.nranks == 0 ? one_of_several() : "";
-  if (!several.empty())
+  if (!several.empty()) {
     config.warning =
-        "without --nranks, the ranks started here are a job of their own, and train a model of their own; this `megadp run` is " +
-        ("one of several: " + several);
+        "without --nranks, the ranks started here are a job of their own, and train a model of their own; this `megadp run` is one "
+        "of several: " +
+        several;
+  }
   return supervise(config);
 }
 

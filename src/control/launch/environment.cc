@@ -4,8 +4,7 @@
 //
 // Launchers are nested in practice, and an inner one's ranks inherit the outer one's variables:
 //   - `megadp run` sets everything itself, for exactly its own ranks, and notes which launchers' tasks it was itself: it wins over those.
-//   What
-//     it has not noted was set below it, by a launcher that starts several ranks in the place of one of its own.
+//     What it has not noted was set below it, by a launcher that starts several ranks in the place of one of its own.
 //   - SLURM is the outermost: torchrun, mpirun and mpiexec are started by it, one per node, and their ranks still see SLURM's task number,
 //     which is the launcher's, not theirs. So a complete other launcher wins over it.
 //   - People derive one launcher's variables from another's (RANK=$OMPI_COMM_WORLD_RANK). Then both say the same, and the one that
