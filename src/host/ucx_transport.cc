@@ -27,9 +27,9 @@ namespace {
 constexpr int kSpins = 200, kSpinsBehindCaller = 1;
 constexpr uint64_t kFlushNs = 250'000'000;
 constexpr uint64_t kBreakNs = 2'000'000'000;
-// A rank's goodbye goes another way and can overtake its data. Where packets are lost the system sends them again, after 200, 400, 800 and
-// 1600 ms. Where nothing has moved for so long, what a rank sent before it left is taken for lost.
-constexpr uint64_t kLeftNs = 3'000'000'000;
+// A rank's goodbye goes another way and can overtake its data. Where packets are lost the system sends them again, 0.2, 0.6, 1.4 and 3.0 s
+// later. Where nothing has moved for so long since the goodbye, what a rank sent before it left is taken for lost.
+constexpr uint64_t kLeftNs = 3'500'000'000;
 
 class UcxTransport final : public Transport {
  public:
@@ -54,6 +54,7 @@ class UcxTransport final : public Transport {
     ucp_ep_h endpoint = nullptr;
     uint64_t sent[kLanes] = {}, received[kLanes] = {};
     ucs_status_t error = UCS_OK;  // set by UCX once the connection is lost
+    uint64_t left_ns = 0;         // when it was first seen that the rank has left
   };
   enum class Kind {
     send,
@@ -259,11 +260,13 @@ Status UcxTransport::finish_done() {
 // `moved_ns`: when something last moved.
 Status UcxTransport::look_around(const Stop& stop, Deadline deadline, uint64_t moved_ns, const Describe& during) {
   if (Status status = interrupted(stop, during); !status) return status;
-  const bool silent = now_ns() - moved_ns >= kLeftNs;
+  const uint64_t now = now_ns();
   std::vector<int> missing;
   for (const Transfer& transfer : pending_) {
-    const Peer& peer = peers_.at(transfer.peer);
-    if (transfer.kind != Kind::flush && (peer.error != UCS_OK || (silent && world_->has_left(transfer.peer)))) {
+    Peer& peer = peers_.at(transfer.peer);
+    if (peer.left_ns == 0 && world_->has_left(transfer.peer)) peer.left_ns = now;
+    const bool has_left = peer.left_ns != 0 && now - std::max(peer.left_ns, moved_ns) >= kLeftNs;
+    if (transfer.kind != Kind::flush && (peer.error != UCS_OK || has_left)) {
       return lost(transfer.peer, peer.error != UCS_OK ? ucx_.status_string(peer.error) : "", during, stop);
     }
     if (std::find(missing.begin(), missing.end(), transfer.peer) == missing.end()) missing.push_back(transfer.peer);

@@ -55,7 +55,7 @@ void set_environment(const Env& env) {
   for (const char* name :
        {"SLURM_JOBID", "SLURM_STEPID", "SLURM_NODELIST", "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES", "MEGADP_ROOT", "MEGADP_LOCAL_RANK",
         "MEGADP_LOCAL_SIZE", "OMPI_MCA_ess_base_jobid", "SLURM_RESTART_COUNT", kOuterLaunchers, "MV2_COMM_WORLD_RANK",
-        "MV2_COMM_WORLD_SIZE", "PALS_RANKID", "FLUX_TASK_RANK", "JOB_COMPLETION_INDEX", "PBS_TASKNUM"}) {
+        "MV2_COMM_WORLD_SIZE", "PALS_RANKID", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "JOB_COMPLETION_INDEX", "PBS_TASKNUM"}) {
     set_before.insert(name);
   }
   for (const std::string& name : set_before) unsetenv(name.c_str());
@@ -102,6 +102,7 @@ void unknown_launchers_are_told() {
   accepts({{"MV2_COMM_WORLD_RANK", "0"}, {"MV2_COMM_WORLD_SIZE", "1"}}, "alone", 0, 1);
   refuses({{"PALS_RANKID", "3"}}, {"PALS_RANKID=3"});
   refuses({{"FLUX_TASK_RANK", "1"}}, {"FLUX_TASK_RANK=1"});
+  refuses({{"FLUX_TASK_RANK", "0"}, {"FLUX_JOB_SIZE", "2"}}, {"FLUX_TASK_RANK=0, FLUX_JOB_SIZE=2"});
   accepts({{"JOB_COMPLETION_INDEX", "0"}}, "alone", 0, 1);
   accepts({{"PBS_TASKNUM", "1"}}, "alone", 0, 1);
   deliver_logs();
@@ -252,6 +253,11 @@ void notices_a_launcher_below_megadp_run() {
   accepts(with(noted, {{"RANK", "1"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "n01"}, {"MASTER_PORT", "29500"}}), "megadp run", 1, 4);
   accepts(with(noted, {{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"MASTER_ADDR", "n01"}, {"MASTER_PORT", "29500"}}), "megadp run", 1, 4);
   accepts(with(noted, {{"WORLD_SIZE", "8"}}), "megadp run", 1, 4);
+  // A script's own group of PyTorch's, and its own port below torchrun.
+  accepts(with(noted, {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "n01"}, {"MASTER_PORT", "29500"}}), "megadp run", 1, 4);
+  set_environment(kTorch);
+  const std::string torchrun = outer_launchers();
+  accepts(with(with(kMegadp, kTorch), {{kOuterLaunchers, torchrun}, {"MASTER_PORT", "29501"}}), "megadp run", 1, 4);
   set_environment({{"RANK", "0"}, {"WORLD_SIZE", "1"}});
   check(one_of_several().empty(), "a task that is alone");
 }

@@ -382,7 +382,7 @@ void a_goodbye_arrives_before_its_sender_is_gone() {
   const sock_fprog all{1, &drop};
   check(::setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &all, sizeof all) == 0, "packets are lost");
   std::thread mended([fd] {
-    sleep_ms(300);
+    sleep_ms(50);
     const int none = 0;
     check(::setsockopt(fd, SOL_SOCKET, SO_DETACH_FILTER, &none, sizeof none) == 0, "and are lost no more");
   });

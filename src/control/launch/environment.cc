@@ -55,16 +55,19 @@ std::vector<Claim> claims_found() {
   return claims;
 }
 
-// By which a claim is known again.
+// By which a claim is known again, also where a script has chosen another port than torchrun.
 std::string mark_of(const Claim& claim) {
-  const Digest digest = blake2s({}, text(claim.launcher, " ", claim.launch.rank, " ", claim.launch.nranks, " ", claim.launch.job));
+  const std::string& job = claim.launch.job;
+  const size_t port = claim.launcher == kTorchrun ? job.rfind('/') : std::string::npos;
+  const Digest digest = blake2s({}, text(claim.launcher, " ", claim.launch.rank, " ", claim.launch.nranks, " ", job.substr(0, port)));
   return to_hex(digest.data(), 8);
 }
 
-// Whether `other` is of a launcher that a rank of `megadp run` has started. One that starts a single process is like any other wrapper; a
-// `megadp run` that left no note is left alone.
+// Whether `other` is of a launcher that a rank of `megadp run` has started. One that starts a single process is like any other wrapper, and
+// a script may set RANK and WORLD_SIZE for a group of PyTorch's own; a `megadp run` that left no note is left alone.
 bool multiplies(const Claim& run, const Claim& other) {
   const auto outer = variable(kOuterLaunchers);
+  if (other.launcher == kTorchrun && !variable("TORCHELASTIC_RUN_ID")) return false;
   return outer && other.complete() && other.launch.nranks > 1 && contradict(run, other) && outer->find(mark_of(other)) == std::string::npos;
 }
 
@@ -115,7 +118,7 @@ constexpr UnknownLauncher kUnknownLaunchers[] = {
     {"MVAPICH2", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", 0, true},
     {"PMIx", "PMIX_RANK", "", 0, true},
     {"PALS", "PALS_RANKID", "", 0, true},
-    {"Flux", "FLUX_TASK_RANK", "", 0, true},
+    {"Flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", 0, true},
     {"an indexed job of Kubernetes", "JOB_COMPLETION_INDEX", "", 0, false},
     {"PBS", "PBS_TASKNUM", "", 1, false},  // 1: the job's script
 };
@@ -224,6 +227,7 @@ std::vector<std::string> launcher_variables() {
                            "MV2_COMM_WORLD_SIZE",
                            "PALS_RANKID",
                            "FLUX_TASK_RANK",
+                           "FLUX_JOB_SIZE",
                            "JOB_COMPLETION_INDEX",
                            "PBS_TASKNUM",
                            "PMI_RANK",

@@ -17,7 +17,7 @@
 namespace megadp {
 
 constexpr int kMaxRanks = 1 << 20;
-constexpr const char* kMegadpRun = "megadp run";
+constexpr const char *kMegadpRun = "megadp run", *kTorchrun = "torchrun";
 constexpr const char* kOuterLaunchers = "MEGADP_OUTER_LAUNCHERS";  // outer_launchers() of the `megadp run` that started this process
 
 // The caller's own way to gather bytes over all ranks: see mdp_bootstrap.

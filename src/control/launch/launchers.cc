@@ -86,7 +86,7 @@ Claim claim_of_megadp_run() {
 // says more. MASTER_PORT is never bound: the agent of torchrun listens there. It only helps to tell jobs apart.
 Claim claim_of_torch() {
   Claim claim;
-  claim.launcher = claim.launch.launcher = "torchrun";
+  claim.launcher = claim.launch.launcher = kTorchrun;
   Variables variables(&claim);
   // MASTER_ADDR and MASTER_PORT alone do not count: job scripts export them for whoever comes.
   for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"}) {

@@ -290,10 +290,6 @@ World::Ended Monitor::end_line(const std::vector<int>& members, uint64_t line) n
   }
 }
 
-bool Monitor::everything_sent() const {
-  return std::all_of(connections_.begin(), connections_.end(), [](const Connection& c) { return !c.link || c.link->idle(); });
-}
-
 void Monitor::leave() {
   std::unique_lock<std::mutex> lock(mutex_);
   if (leaving_) return;

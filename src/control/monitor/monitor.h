@@ -77,7 +77,7 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
                                                        uint64_t line = 0);
   World::Ended end_line(const std::vector<int>& members, uint64_t line) noexcept;  // see World
 
-  // Says goodbye and lets the thread end. Waits a moment at most, for the goodbye to be on its way.
+  // Says goodbye and lets the thread end. Waits 1 s at most, for the goodbye to have arrived.
   void leave();
 
  private:
@@ -110,7 +110,6 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   void give_to_relay(const OperationKey& key, Contribution part);
   std::string name(int rank) const;
   std::string describe_locked(int rank) const;
-  bool everything_sent() const;
 
   // ── monitor_thread.cc: what the thread does; under mutex_ except while it polls ──
   void run();
