@@ -486,7 +486,7 @@ def case_kept():
     assert kept[0]() is None
     adam = optimizer_of(buffer, "adamw")
     refused(STATE_CODE, "only MDP_RULE_CALLER", adam.set_update, adamw)
-    assert adam._handle.kept == []
+    assert adam._shared.kept == []
 
 
 def case_interrupted_at_the_ends():

@@ -132,6 +132,35 @@ def case_interrupted(comm):
     print("interrupted done")
 
 
+def case_dropped(comm):
+    """Between start and finish, closed before or not: it is destroyed, also where it was started on an array of its own, which keeps its memory
+    valid; the caller's arrays stay until then."""
+    def drop(is_own, closed):
+        def destroy(pointer):
+            there.append(field() is not None)
+            real(pointer)
+
+        halo = megadp.Halo(comm, (comm.size,), (3,), low=1, high=1, edges="periodic", arrays=1)
+        handle, there = halo._handle, []
+        array = halo.array().numpy() if is_own else numpy.zeros(5, "f4")
+        field, real, handle._destroy = weakref.ref(array), handle._destroy, destroy
+        halo.start(array)
+        del array
+        assert field() is not None and handle.pointer is not None
+        if closed:
+            halo.close()
+            assert handle.pointer is None and field() is None
+        del halo
+        gc.collect()
+        assert handle.pointer is None and field() is None
+        assert there == [not is_own], there
+
+    for is_own in (False, True):
+        for closed in (False, True):
+            drop(is_own, closed)
+    print("dropped done")
+
+
 def case_refused(comm):
     def fails(words, call):
         try:

@@ -33,6 +33,10 @@ class Halo(unittest.TestCase):
         for ranks in (1, 2):
             self.run_case(ranks, "interrupted")
 
+    def test_dropped(self):
+        for ranks in (1, 2):
+            self.run_case(ranks, "dropped")
+
     def test_refused(self):
         self.run_case(2, "refused")
 

@@ -21,13 +21,11 @@ _at_process_exit.restype = ctypes.c_int
 
 
 class Handle:
-    """A pointer to an opaque struct, the function that destroys it, how many calls and views use it, and what is kept for as long as it is
-    there: arrays that the library works on, functions that it calls. Any thread."""
+    """A pointer to an opaque struct, the function that destroys it, and how many calls and views use it. Any thread."""
 
-    def __init__(self, pointer: Any, destroy: Any, what: str, kept: Sequence[Any] = ()) -> None:
+    def __init__(self, pointer: Any, destroy: Any, what: str) -> None:
         self.pointer = pointer
         self.what = what
-        self.kept: List[Any] = list(kept)
         self._destroy = destroy
         self._calls = 0
         self._views = 0
@@ -62,17 +60,6 @@ class Handle:
             with self._lock:
                 self._calls -= counted
                 self._destroy_if_unused()
-
-    def keep(self, what: Any, call: Callable[[], Any]) -> None:
-        """call(), from which on the library uses this, in place of what was kept before. It is kept from before the call, since a signal's
-        handler may raise behind it; after the library's own error the library uses what it used before."""
-        self.kept.append(what)
-        try:
-            call()
-        except MegaDPError:
-            self.kept[:] = [each for each in self.kept if each is not what]
-            raise
-        self.kept[:] = [what]
 
     def lend(self) -> "Lease":
         """Keeps the handle's memory alive for as long as the answer lives, also beyond close()."""
@@ -113,7 +100,6 @@ class Handle:
         if self._closed and self._calls == 0 and self._views == 0 and self.pointer is not None:
             pointer, self.pointer = self.pointer, None
             self._destroy(pointer)
-            self.kept.clear()  # an update function, say, refers to its optimizer
 
 
 class Lease:
@@ -141,8 +127,26 @@ def inside(handles: Sequence[Handle], call: Callable[..., Any], *pointers: Any) 
     return handles[0].call(lambda pointer: inside(handles[1:], call, *pointers, pointer))
 
 
+def keep(kept: List[Any], what: Any, call: Callable[[], Any]) -> None:
+    """call(), from which on the library uses this, in place of what was kept before. It is kept from before the call, since a signal's
+    handler may raise behind it; after the library's own error the library uses what it used before."""
+    kept.append(what)
+    try:
+        call()
+    except MegaDPError:
+        kept[:] = [each for each in kept if each is not what]
+        raise
+    kept[:] = [what]
+
+
 class _Shared:
-    """What an object and those that copy.copy has made of it have in common. Its end is the end of the last of them."""
+    """What an object and those that copy.copy has made of it have in common. Its end is the end of the last of them.
+
+    kept: what the library works on or calls inside calls on them, and at no other time. The Handle must not refer to it: the finalizer and
+    all views refer to the Handle, while an update function may refer to its optimizer, and an array may be a view."""
+
+    def __init__(self) -> None:
+        self.kept: List[Any] = []
 
 
 class InProcess:
@@ -186,9 +190,11 @@ class Closable(InProcess):
         return self._handle.closed
 
     def close(self) -> None:
-        """Gives the object up; using it afterwards is an error. What was made from it stays usable, and so do views of its memory. Local,
-        never waits for another rank, any thread, may be repeated."""
+        """Gives the object up; using it afterwards is an error. What was made from it stays usable, and so do views of its memory. Local, any
+        thread, may be repeated; waits for no other rank, but leaving the job may take up to 1 s, until another machine has the goodbye."""
         self._handle.close()
+        if self._handle.calls == 0:  # none is counted any more
+            self._shared.kept.clear()
 
     def __enter__(self: Self) -> Self:
         return self

@@ -73,7 +73,7 @@ class Optimizer(Closable):
         self._scales = False  # by a scaler
         self._own(buffer._tree.make(buffer._handle, lib.mdp_optimizer_create, _raw.mdp_optimizer, lib.mdp_optimizer_destroy,
                                     ctypes.byref(config)), lib.mdp_optimizer_destroy)
-        self._place = Place(self._handle, arrays, buffer._device, tuple(param.shape for param in buffer.params), kept)
+        self._place = Place(self._handle, self._shared.kept, arrays, buffer._device, tuple(param.shape for param in buffer.params), kept)
 
     def set_param_group(self, group: int, value: ParamGroup) -> None:
         """Replaces the values of one parameter group from the next step on; to be called alike on all ranks. group: its number, as Params

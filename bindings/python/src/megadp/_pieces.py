@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Generator, Iterator, List
 from . import _dlpack, _raw
 from ._dtypes import BY_CODE
 from ._errors import MegaDPError, Status, invalid
-from ._handles import Handle, Lease
+from ._handles import Handle, Lease, keep
 from ._library import lib, sized
 from ._param_states import ParamState
 from ._tensor import Tensor, _count, _struct
@@ -22,10 +22,11 @@ _F32 = BY_CODE[_raw.MDP_DTYPE_F32]
 
 
 class Place(NamedTuple):
-    """Whose pieces these are: the optimizer, the names of its arrays, the DLPack device of its memory, the parameters' shapes, and what it
-    keeps of some of them besides."""
+    """Whose pieces these are: the optimizer, the names of its arrays, the DLPack device of its memory, the parameters' shapes, what it
+    keeps of some of them besides, and the Update that was set last, for as long as the optimizer is there."""
 
     handle: Handle
+    kept: List[Any]
     arrays: Tuple[str, ...]
     device: Tuple[int, int]
     shapes: Tuple[Tuple[int, ...], ...]
@@ -190,12 +191,12 @@ class Update:
 
 def set_update(function: UpdateFunction, place: Place) -> None:
     update = Update(function, place)
-    place.handle.keep(update, lambda: place.handle.call(lib.mdp_optimizer_set_update, _call, ctypes.c_void_p(id(update.generator))))
+    keep(place.kept, update, lambda: place.handle.call(lib.mdp_optimizer_set_update, _call, ctypes.c_void_p(id(update.generator))))
 
 
 def calling(places: Sequence[Place], step: Callable[[], Any]) -> Any:
     """step(), in which these optimizers' functions may be called. What one of them raises comes out, with the library's error as its cause."""
-    updates: List[Update] = [update for place in places for update in place.handle.kept]
+    updates: List[Update] = [update for place in places for update in place.kept]
     for each in updates:
         each.raised.clear()
     try:

@@ -19,6 +19,14 @@ HELD = 10 * SLICE  # seconds; the longest that the process's end waits for threa
 GIVEN_UP = 1.0  # how long a call that was given up is waited for: mostly no longer than until it is asked
 
 
+class _Operation(Handle):
+    """What is pending, and the arrays that it works on."""
+
+    def __init__(self, arrays: Tuple[Any, ...]) -> None:
+        super().__init__(ctypes.POINTER(_raw.mdp_request)(), lib.mdp_request_free, "Request")
+        self.kept = list(arrays)
+
+
 class Request(InProcess):
     """One pending operation. Any thread. It may be dropped: the operation then goes on, and the arrays it works on are kept until it has
     finished."""
@@ -27,7 +35,7 @@ class Request(InProcess):
         # The operation is to begin after this: a signal's handler may raise as soon as it has, and it works on the arrays then.
         _sweep()
         self._failed = False  # and that was said
-        self._operation = Handle(ctypes.POINTER(_raw.mdp_request)(), lib.mdp_request_free, "Request", arrays)
+        self._operation = _Operation(arrays)
         self._at_last(_drop, self._operation)
         _operations.add(self._operation)
 
@@ -65,11 +73,11 @@ class Request(InProcess):
 
 # Handles of requests, with the arrays that are worked on. Sets, of which each call is one step for other threads and for signal handlers: a lock
 # could be held by another thread when the process is forked, or by the code below a finalizer.
-_operations: Set[Handle] = set()
-_dropped: Set[Handle] = set()  # those of requests that nobody refers to, while something works on their arrays
+_operations: Set[_Operation] = set()
+_dropped: Set[_Operation] = set()  # those of requests that nobody refers to, while something works on their arrays
 
 
-def _drop(operation: Handle) -> None:
+def _drop(operation: _Operation) -> None:
     """Asks nothing of the library: as a finalizer it may run between another call's failure and its sentence."""
     if operation.kept and operation.pointer:
         _dropped.add(operation)
@@ -77,7 +85,7 @@ def _drop(operation: Handle) -> None:
         _free(operation)
 
 
-def _free(operation: Handle) -> None:
+def _free(operation: _Operation) -> None:
     operation.close()
     _operations.discard(operation)
     _dropped.discard(operation)

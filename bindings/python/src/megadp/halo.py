@@ -7,7 +7,7 @@ from . import _raw
 from ._comm import Comm, choice, whole
 from ._dtypes import DTYPES, named, one_of
 from ._errors import invalid
-from ._handles import Closable
+from ._handles import Closable, keep
 from ._library import lib, sized
 from ._tensor import Tensor, operand
 
@@ -119,14 +119,14 @@ class Halo(Closable):
         operands = [operand(field, f"fields[{i}]", writable=True, stream=stream) for i, field in enumerate(fields)]
         tensors = (_raw.mdp_tensor * len(operands))(*(tensor for tensor, _ in operands))
         arguments = (tensors, len(operands), _raw.MDP_HALO_BACKWARD if backward else 0, stream or None)
-        self._handle.keep((operands, tensors), lambda: self._tree.run(self._handle, lib.mdp_halo_start, *arguments))
+        keep(self._shared.kept, (operands, tensors), lambda: self._tree.run(self._handle, lib.mdp_halo_start, *arguments))
 
     def finish(self, stream: int = 0) -> None:
         """Waits for the neighbours; where the fields are arrays that the library has made, also until they have read them: several halos in
         flight must then be finished in one order on all ranks. Raises MegaDPError: STATE (it was not started), DESYNC (one of them went the other
         way), those of a lost communicator."""
         self._tree.run(self._handle, lib.mdp_halo_finish, stream or None)
-        self._handle.kept.clear()  # until here the memory was the library's
+        self._shared.kept.clear()  # until here the memory was the library's
 
     def exchange(self, *fields: Any, backward: bool = False, stream: int = 0) -> None:
         """start and finish."""
