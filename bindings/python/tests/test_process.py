@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """What happens to the process around the library: fork, the interpreter's end, Ctrl-C, threads, garbage collection."""
-import array
 import copy
 import gc
 import os
@@ -518,60 +517,6 @@ class Garbage(unittest.TestCase):
         del view
         gc.collect()
         self.assertEqual([handle() for handle in handles], [None] * 3)
-
-    def test_collected_with_what_they_call(self):
-        """The update function refers to its optimizer, whose finalizer waited for that one's end."""
-        class Trainer:
-            def __init__(self, buffer):
-                self.optimizer = megadp.Optimizer(buffer, rule="caller")
-                self.optimizer.set_update(self.update)
-
-            def update(self, piece):
-                self.master = piece.master
-
-        buffer = megadp.Buffer(megadp.Comm(), {"w": (2,)})
-        trainer = Trainer(buffer)
-        buffer.put("w", array.array("f", [1, 2]))
-        copy.copy(trainer.optimizer).step()
-        handle = trainer.optimizer._handle
-        self.assertEqual(trainer.master.shape, (2,))
-        del trainer
-        gc.collect()
-        self.assertTrue(handle.closed)
-        self.assertIsNone(handle.pointer)
-
-    def test_closed_with_what_they_call(self):
-        """The update function keeps a view, which keeps the optimizer's memory."""
-        buffer = megadp.Buffer(megadp.Comm(), {"w": (2,)})
-        optimizer = megadp.Optimizer(buffer, rule="caller")
-        optimizer.set_update(lambda piece, kept=[]: kept.append(piece.master))
-        buffer.put("w", array.array("f", [1, 2]))
-        optimizer.step()
-        optimizer.close()
-        self.assertIsNone(optimizer._handle.pointer)
-
-    def test_closed_by_what_they_call(self):
-        """Of the update function nothing else is left, and it is called once more."""
-        def set_update(steps):
-            def update(piece):
-                steps.append(piece.param)
-                optimizer.close()
-                gc.collect()
-
-            gone.append(weakref.ref(update))
-            optimizer.set_update(update)
-
-        buffer, gone, steps = megadp.Buffer(megadp.Comm(), {"v": (2,), "w": (2,)}), [], []
-        optimizer = megadp.Optimizer(buffer, rule="caller")
-        set_update(steps)
-        for name in "vw":
-            buffer.put(name, array.array("f", [1, 2]))
-        optimizer.step()
-        self.assertEqual(sorted(steps), [0, 1])
-        self.assertIsNone(optimizer._handle.pointer)
-        optimizer.close()
-        gc.collect()
-        self.assertIsNone(gone[0]())
 
     def test_close_waits_for_calls(self):
         """Closed by another thread while a call is inside: the handle dies after the call."""
