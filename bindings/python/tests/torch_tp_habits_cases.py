@@ -455,8 +455,24 @@ def buffers_that_take_no_copy(grid, tp):
     model = linear(0, 2, 2)
     model.register_buffer("columns", torch.eye(3).T + tp.rank)
     model.register_buffer("none", torch.zeros(0, 1).expand(0, 3))
-    mt.DataParallel(model, grid.world)
+    wrapped = mt.DataParallel(model, grid.world)
+    optimizer = mt.ShardedSGD(wrapped, lr=0.1)
+
+    def step():
+        wrapped(draw(1, 3, 2)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
     assert torch.equal(model.columns, torch.eye(3))
+    # One that takes another's place later, of the same type and shape.
+    for values, kind in ((torch.eye(3).to_sparse(), "sparse_coo"), (torch.ones(3).expand(3, 3), "expanded")):
+        step()
+        model.columns = values
+        for _ in range(2):
+            refused(lambda: wrapped(draw(1, 3, 2)), f"module buffer 'columns' is float32 of shape (3, 3), {kind}: all ranks get rank 0's values")
+        model.columns = torch.eye(3) + tp.rank
+        step()
+        assert torch.equal(model.columns, torch.eye(3))
 
 
 def unequal_blocks(grid, tp):

@@ -65,7 +65,7 @@ class ModuleBuffers:
             return
         named = [(path, buffers[name]) for buffers, name, path in self._places if buffers.get(name) is not None]
         found = [values for _, values in named]
-        key = [(values.device, values.dtype, values.shape) for values in found]
+        key = [(values.device, values.dtype, values.shape, _takes_no_copy(values)) for values in found]
         if key != self._key:
             kinds = [f"{path!r} is {_kind(values)}" for path, values in named]
             self._compare(kinds)
