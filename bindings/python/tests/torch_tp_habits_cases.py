@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs of test_torch_tp_habits.py, one rank of two each: what scripts do that were written for one process, or for torch's DDP.
+"""Programs of test_torch_tp_habits.py, one rank of two each: what scripts do that were
+written for one process, or for torch's DDP.
 
 usage: torch_tp_habits_cases.py CASE
 """
 import copy
+import itertools
 import os
 import sys
 import tempfile
@@ -15,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import megadp
 import megadp.torch as mt
 from megadp.torch import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
+from megadp._torch_placement import fingerprint
 from support import refused
 
 torch.set_num_threads(1)
@@ -40,6 +43,14 @@ def unlike_replicas(grid, tp):
         refused(lambda model=model: mt.DataParallel(model, grid), "'0.weight'")
 
 
+def warned_of(call):
+    """What call() warns of tensor-parallel ranks."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        call()
+    return [str(each.message) for each in told if "tensor-parallel" in str(each.message)]
+
+
 def alike_parts(grid, tp):
     """model.apply(init) draws the same part on every rank."""
     def init(module):
@@ -51,10 +62,7 @@ def alike_parts(grid, tp):
         model = ColumnParallelLinear(4, 8, tp)
         if again:
             model.apply(init)
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            mt.DataParallel(model, grid)
-        said = [str(each.message) for each in told if "tensor-parallel" in str(each.message)]
+        said = warned_of(lambda model=model: mt.DataParallel(model, grid))
         assert len(said) == again and all("'weight' are alike" in each for each in said), said
 
 
@@ -424,6 +432,41 @@ def part_of_a_plain_dict(grid, tp):
         model.module[0].weight.zero_()
     model.load_state_dict(first)
     refused(lambda: model(ids), "the parts of 'module.0.weight' are alike")
+
+
+
+def parts_of_permutations(grid, tp):
+    """Parts of the same numbers in another order are others: no warning, and each rank loads its own."""
+    for whole in (torch.eye(4), torch.eye(4).flip(0), torch.eye(4)[[0, 3, 2, 1]], torch.arange(16.0).view(2, 8).T.reshape(4, 4)):
+        for cut, dim, options in ((ColumnParallelLinear, 0, {}), (RowParallelLinear, 1, {"grad": "replicated"})):
+            torch.manual_seed(0)
+            layer = cut(4, 4, tp, bias=False, **options)
+            layer.load_state_dict({"weight": whole.chunk(tp.size, dim)[tp.rank].clone()})
+            layer(draw(1, 3, 4).chunk(tp.size, 1)[tp.rank] if dim else draw(1, 3, 4))
+            assert warned_of(lambda layer=layer: mt.DataParallel(layer, grid)) == []
+    frozen = torch.nn.Sequential(ColumnParallelLinear(4, 4, tp), torch.nn.Linear(4, 4, bias=False).requires_grad_(False))
+    frozen[1].weight.copy_(torch.eye(4).roll(tp.rank, 0))
+    mt.place(frozen, "replicated")
+    refused(lambda: mt.DataParallel(frozen, grid), "parameter '1.weight', which is frozen, is not the same on all tensor-parallel ranks")
+
+
+def sums_of_bits(grid, tp):
+    """What the comparisons of parts count on."""
+    orders = [torch.eye(5)[list(order)] for order in itertools.permutations(range(5))]
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.complex64, torch.int64, torch.uint8, torch.bool):
+        prints = [fingerprint(each.to(dtype)) for each in orders]
+        assert len(set(prints)) == len(orders) and all(varies for _, varies in prints), dtype
+        assert prints[:5] == [fingerprint(each.to(dtype).T.contiguous().T) for each in orders[:5]], "it is not in memory's order"
+    large = torch.zeros((1 << 21) + 3, dtype=torch.uint8)
+    assert fingerprint(large)[1] == 0
+    found = set()
+    for place in (0, 1, 1 << 20, (1 << 20) + 1, 1 << 21, (1 << 21) + 2):
+        large.zero_()[place] = 1
+        assert fingerprint(large)[1] == 1
+        found.add(fingerprint(large)[0])
+    assert len(found) == 6
+    for nothing in (torch.zeros(0), torch.zeros(4, device="meta"), torch.zeros(4, dtype=torch.complex128)):
+        assert fingerprint(nothing) == (0, 0)
 
 
 def loaded_on_one(grid, tp):

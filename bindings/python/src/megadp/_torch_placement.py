@@ -16,6 +16,8 @@ from .tp import Placed
 _MARK = "_megadp_placement"
 _SAID_OF = "_megadp_placement_said_of"  # how many parameters: of a smaller part of a model it is an exception
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_SUMMED = 1 << 18  # elements at a time, since each takes 8 bytes: of a large weight there is no room for another
+_ODD = 0x9E3779B97F4A7C15 - (1 << 64)  # an odd number without a pattern: products with it, in 64 bits, have none either
 
 
 def mark(parameter: torch.Tensor, placed: Placed, said_of: int = 0) -> None:
@@ -91,16 +93,37 @@ def _bits(values: torch.Tensor) -> Optional[torch.Tensor]:
     return None if integers is None else values.detach().view(integers).flatten()
 
 
+def _factors(count: int, device: torch.device) -> torch.Tensor:
+    """An odd number for each position, as if drawn: with plain ones, such as 2 i + 1, the sums of many permutations were the same."""
+    numbers = torch.arange(1, count + 1, dtype=torch.int64, device=device)
+    for _ in range(2):
+        numbers.mul_(_ODD)
+        numbers.bitwise_xor_(numbers >> 32)
+    return numbers.bitwise_or_(1)
+
+
+def _sum(bits: torch.Tensor) -> torch.Tensor:
+    total = bits.new_zeros((), dtype=torch.int64)
+    factors = _factors(min(len(bits), _SUMMED), bits.device)
+    for some in torch.split(bits, _SUMMED):
+        if some.dtype == torch.int64:
+            some = some ^ (some >> 32)  # the low bits of 1.0 and its like are zeros, which would leave little of a factor
+        total = total * _ODD + (some * factors[:len(some)]).sum()
+    return total
+
+
 def sum_of_bits(values: torch.Tensor) -> Optional[torch.Tensor]:
-    """A number that differs if values do, as good as always. None for types without a sum."""
+    """A number that differs if values do, or their order, as good as always; the same on any device. None for types without a sum."""
     bits = _bits(values)
-    return None if bits is None else bits.sum(dtype=torch.int64)
+    return None if bits is None else _sum(bits)
 
 
 def fingerprint(values: torch.Tensor) -> Tuple[int, int]:
     """The sum of bits, and whether values are not all one number. Zeros for types without a sum, and for what has no values."""
     bits = None if values.is_meta else _bits(values)
-    return (0, 0) if bits is None else (int(bits.sum(dtype=torch.int64)), int(bool((bits != bits[:1]).any())))
+    if bits is None:
+        return 0, 0
+    return int(_sum(bits)), int(any(bool((some != bits[:1]).any()) for some in torch.split(bits, _SUMMED)))
 
 
 def parts_alike(of_ranks: Sequence[Sequence[int]]) -> bool:
