@@ -7,11 +7,14 @@ import support
 
 
 class TorchTpHabits(unittest.TestCase):
-    def run_case(self, case):
+    def run_case(self, case, ranks=2):
         reason = support.no_products()
         if reason:
             self.skipTest(reason)
-        return support.run_case(self, 2, "torch_tp_habits_cases.py", case)
+        return support.run_case(self, ranks, "torch_tp_habits_cases.py", case)
+
+    def test_parts_that_repeat(self):
+        self.run_case("parts_that_repeat", 3)
 
 
 for name in ("unlike_replicas", "alike_parts", "bias_of_parts", "places_in_any_order", "layers_of_their_own", "parts_of_another",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs of test_torch_tp_habits.py, one rank of two each: what scripts do that were
+"""Programs of test_torch_tp_habits.py, one rank of two (in parts_that_repeat of three) each: what scripts do that were
 written for one process, or for torch's DDP.
 
 usage: torch_tp_habits_cases.py CASE
@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import megadp
 import megadp.torch as mt
 from megadp.torch import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
+from megadp._torch_linear import Part
 from megadp._torch_placement import fingerprint
 from support import refused
 
@@ -434,6 +435,42 @@ def part_of_a_plain_dict(grid, tp):
     refused(lambda: model(ids), "the parts of 'module.0.weight' are alike")
 
 
+    # Each kind of layer, so that a new one looks too.
+    layers = {type(layer): layer for layer in made(0).module}
+    kinds = {kind for base in (Part, *Part.__subclasses__()) for kind in base.__subclasses__() if not kind.__subclasses__()}
+    assert kinds == set(layers), kinds
+    for layer in layers.values():
+        layer.load_state_dict(of_rank_0(layer.state_dict()))
+        refused(lambda layer=layer: layer(None), "the parts of 'weight' are alike")
+
+
+def parts_that_repeat(grid, tp):
+    """Key and value heads that are fewer than ranks: a converter writes each rank's file, without notes, and some or all files are alike."""
+    for wrap in (False, True):
+        torch.manual_seed(0)
+        layer = ColumnParallelLinear(4, 6, tp, bias=False)
+        model = mt.DataParallel(layer, grid) if wrap else layer
+        name, x = next(iter(model.state_dict())), draw(1, 3, 4)
+
+        def forward(model=model, x=x):
+            return warned_of(lambda: model(x))
+
+        of_head = {name: draw(10 + tp.rank // 2, 2, 4)}
+        model.load_state_dict(of_head)
+        said = forward()
+        assert len(said) == 1 and f"the parts of {name!r} are alike on some tensor-parallel ranks since load_state_dict" in said[0], said
+        assert torch.equal(layer.weight.detach(), of_head[name]) and forward() == []
+        model.load_state_dict(of_head)  # as they were before
+        assert forward() == []
+        of_one_head = {name: draw(20, 2, 4)}
+        model.load_state_dict(of_one_head)
+        refused(lambda model=model, x=x: model(x), "Where parts are rightly alike, as those of fewer key and value heads than ranks: "
+                "own = layer.state_dict(); own.update(parts); layer.load_state_dict(own)")
+        own = model.state_dict()
+        own.update(of_one_head)
+        model.load_state_dict(own)
+        assert forward() == [] and torch.equal(layer.weight.detach(), of_one_head[name])
+
 
 def parts_of_permutations(grid, tp):
     """Parts of the same numbers in another order are others: no warning, and each rank loads its own."""
@@ -529,7 +566,7 @@ def unequal_blocks(grid, tp):
 
 if __name__ == "__main__":
     world = megadp.Comm()
-    with megadp.Grid(world, tp=2) as cut:
+    with megadp.Grid(world, tp=world.size) as cut:
         cut.world = world
         with cut.comm("tp") as ranks:
             globals()[sys.argv[1]](cut, ranks)

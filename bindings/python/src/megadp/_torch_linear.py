@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch.nn.Linear cut over tensor-parallel ranks, by columns or by rows."""
+import warnings
 from typing import Any, Dict, Iterable, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union
 
 import torch
@@ -15,6 +16,8 @@ from .tp import Grad, Placed, TpLinear, region
 
 Self = TypeVar("Self", bound="ParallelLinear")
 _OWN_PARTS = "each loads what it has saved, or all use save_checkpoint and load_checkpoint, which cut anew"
+_RIGHTLY_ALIKE = ("Where parts are rightly alike, as those of fewer key and value heads than ranks: own = layer.state_dict(); own.update(parts); "
+                  "layer.load_state_dict(own), which has the note")
 Output = Union[torch.Tensor, Tuple[torch.Tensor, Optional[torch.Tensor]]]
 
 
@@ -51,7 +54,8 @@ class Loaded(NamedTuple):
 
 class Part(torch.nn.Module):
     """A layer of which this rank has a part: its values in a state_dict say whose they are, and another rank's are refused. A dict that was made
-    anew says nothing (torch's notes are an attribute): the next forward looks whether ranks have loaded one and the same part."""
+    anew says nothing (torch's notes are an attribute): the next forward, which begins with _check_loaded, looks whether ranks have loaded one and
+    the same part."""
 
     weight: torch.nn.Parameter
     _shared: "Shared"
@@ -74,9 +78,12 @@ class Part(torch.nn.Module):
         problems = others[-1]
         problems.append(f"{name} is the part of rank {of[0]} of {of[1]} tensor-parallel ranks, and this is rank {own[0]} of {own[1]}: {_OWN_PARTS}")
 
-    def _compare_loaded(self, loaded: Loaded) -> None:
-        """Refuses parts that came without a note and have become the same. Collective, unless the communicator was closed: the layer goes on."""
-        comm = self._shared.comm
+    def _check_loaded(self) -> None:
+        """Of a weight that was loaded since the last forward: refuses parts that came without a note and have become the same on all ranks, and
+        warns where they have on some. Collective, unless the communicator was closed: the layer goes on."""
+        loaded, comm = self._loaded, self._shared.comm
+        if loaded is None:
+            return
         if comm.closed:
             self._loaded = None
             return
@@ -85,9 +92,15 @@ class Part(torch.nn.Module):
         except MegaDPError as error:
             raise explained(error, f". Here {loaded.name!r} was loaded since the last forward: call load_state_dict on all tensor-parallel ranks, "
                                    "which compare then whose parts they have") from None
-        if parts_alike(now) and not parts_alike(before) and not all(each for each, _ in said):
-            raise invalid(f"the parts of {loaded.name!r} are alike on tensor-parallel ranks since load_state_dict, which was given one rank's on others "
-                          f"too, without the note whose they are (_metadata of state_dict(), which a dict made of it has not): {_OWN_PARTS}")
+        alike = parts_alike(now)
+        if alike > max(parts_alike(before), 1) and not all(each for each, _ in said):
+            some = "" if alike == comm.size else "some "
+            text = (f"the parts of {loaded.name!r} are alike on {some}tensor-parallel ranks since load_state_dict, as if it was given one rank's on "
+                    "others too, without the note whose they are (_metadata of state_dict(), which a dict made of it has not): "
+                    f"{_OWN_PARTS}. {_RIGHTLY_ALIKE}")
+            if not some:
+                raise invalid(text)
+            warnings.warn(text)
         self._loaded = None
 
 
@@ -139,9 +152,8 @@ class ParallelLinear(Part):
     @eager
     def forward(self, x: torch.Tensor) -> Output:
         """The layer's output; with skip_bias_add a pair of it and the bias. Collective; blocking, and so is its backward.
-        Raises MegaDPError: INVALID (shapes, dtypes; one rank's part was loaded on several), those of a lost communicator."""
-        if self._loaded is not None:
-            self._compare_loaded(self._loaded)
+        Raises MegaDPError: INVALID (shapes, dtypes; one rank's part was loaded on all), those of a lost communicator."""
+        self._check_loaded()
         weight: torch.Tensor = self.weight
         bias: Optional[torch.Tensor] = None if self.skip_bias_add else self.bias
         dtype = _autocast_dtype(x.device.type)

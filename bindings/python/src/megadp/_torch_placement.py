@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How tensor-parallel ranks hold each parameter of a module: what DataParallel registers it with. And that parameters stay where they are."""
 import warnings
+from collections import Counter
 from itertools import chain
 from operator import is_, methodcaller
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
@@ -126,10 +127,10 @@ def fingerprint(values: torch.Tensor) -> Tuple[int, int]:
     return int(_sum(bits)), int(any(bool((some != bits[:1]).any()) for some in torch.split(bits, _SUMMED)))
 
 
-def parts_alike(of_ranks: Sequence[Sequence[int]]) -> bool:
-    """Whether several ranks' parts, by their fingerprints, are the same. Not where they are all one number, such as a bias of zeros: that is no accident."""
-    drawn = [total for total, varies in of_ranks if varies]
-    return len(set(drawn)) < len(drawn)
+def parts_alike(of_ranks: Sequence[Sequence[int]]) -> int:
+    """How many ranks have the same part, by their fingerprints; the most there are. Parts that are all one number, such as a bias of zeros, do not
+    count: that is no accident."""
+    return max(Counter(total for total, varies in of_ranks if varies).values(), default=0)
 
 
 def fingerprints_over(comm: Comm, own: Sequence[Tuple[int, int]]) -> List[List[List[int]]]:
@@ -150,7 +151,7 @@ def compare_over(comm: Comm, named: List[Tuple[str, torch.nn.Parameter]], frozen
         return
     of_ranks = fingerprints_over(comm, [fingerprint(p) for _, p in (*cut, *whole)])
     for (name, _), prints in zip(cut, of_ranks):
-        if parts_alike(prints):
+        if parts_alike(prints) > 1:
             warnings.warn(f"the parts of {name!r} are alike on tensor-parallel ranks, as if the layer had a fraction of its width: draw values by its "
                           "reset_parameters(), make it by from_linear or from_embedding, or draw parts with another seed on each rank "
                           "(Grid.seed(seed, 'tensor'))")

@@ -100,9 +100,8 @@ class VocabParallelEmbedding(Part):
     @eager
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows `ids`. Collective; blocking, and so is its backward. Raises MegaDPError: INVALID (on the CPU an id that is not in the table; on a
-        GPU its row is NaN; one rank's part was loaded on several), those of a lost communicator."""
-        if self._loaded is not None:
-            self._compare_loaded(self._loaded)
+        GPU its row is NaN; one rank's part was loaded on all), those of a lost communicator."""
+        self._check_loaded()
         found: torch.Tensor = _Rows.apply(self.weight, _integers(ids, "ids"), self._table)  # type: ignore[no-untyped-call, unused-ignore]
         return found
 
