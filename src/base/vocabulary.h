@@ -58,6 +58,7 @@ struct CrossEntropy {
   bool ignores = false;
   int64_t ignored = 0;  // target
   double smoothing = 0, z = 0;
+  TokenScore settings{};                 // of what must be the same on all ranks, four whole numbers; losses are NaN otherwise
   TokenScore* scores = nullptr;          // this rank's, and its settings after them
   const TokenScore* gathered = nullptr;  // of all ranks, one after another
   float* losses = nullptr;
@@ -83,14 +84,9 @@ enum class CrossEntropyPass : uint32_t {
   gradient
 };
 
-// What must be the same on all ranks; their losses are NaN otherwise.
-MEGADP_HOST_DEVICE inline TokenScore settings_of(const CrossEntropy& work) {
-  return {static_cast<float>(work.columns), static_cast<float>(work.classes), static_cast<float>(work.smoothing),
-          static_cast<float>(work.z)};
-}
 // The first rank whose settings are not this one's; -1: none.
 MEGADP_HOST_DEVICE inline int32_t find_other_settings(const CrossEntropy& work) {
-  const TokenScore mine = settings_of(work);
+  const TokenScore& mine = work.settings;
   for (int32_t rank = 0; rank < work.ranks; ++rank) {
     const TokenScore& other = work.gathered[static_cast<uint64_t>(rank) * (work.tokens + 1) + work.tokens];
     const bool same = other.max == mine.max && other.sum_exp == mine.sum_exp && other.target == mine.target && other.sum == mine.sum;

@@ -23,9 +23,10 @@ constexpr uint64_t kSamples = 4, kSampleBytes = 4096;
 
 CheckpointSource::CheckpointSource(Folder folder, OpenManifest opened, std::string path)
     : folder_(std::move(folder)), opened_(std::move(opened)), path_(std::move(path)) {
-  for (size_t i = 0; i < manifest().arrays.size(); ++i) {
-    by_name_.emplace(manifest().arrays[i].name, i);
-    for (const std::string& alias : manifest().arrays[i].aliases) by_name_.emplace(alias, i);
+  const std::vector<StoredArray>& arrays = manifest().arrays;
+  for (size_t i = 0; i < arrays.size(); ++i) by_name_.emplace(arrays[i].name, i);
+  for (size_t i = 0; i < arrays.size(); ++i) {  // what one file has, another's alias does not hide
+    for (const std::string& alias : arrays[i].aliases) by_name_.emplace(alias, i);
   }
 }
 

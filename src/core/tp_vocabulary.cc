@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "base/hash.h"
 #include "base/shape.h"
 #include "core/tp_operands.h"
 
@@ -185,6 +186,15 @@ Status Loss::check(const NamedArray& logits, const NamedArray& targets, const Na
   return saved == nullptr ? Status() : check_f32({*saved, "saved"}, with_last(targets.array.shape, 2));
 }
 
+// A digest, as numbers that a float holds exactly.
+TokenScore settings_of(const CrossEntropy& work) {
+  const int64_t whole[] = {work.columns, work.classes, work.ignores ? 1 : 0, work.ignores ? work.ignored : 0};
+  const double real[] = {work.smoothing, work.z};
+  const uint64_t digest = hash_bytes(real, sizeof real, hash_bytes(whole, sizeof whole));
+  const auto part = [digest](int number) { return static_cast<float>(digest >> (16 * number) & 0xffff); };
+  return {part(0), part(1), part(2), part(3)};
+}
+
 Status Loss::take(const StridedArray& logits, const StridedArray& targets) {
   auto rows = matrix_of(logits, comm, ScratchPiece::input, caller, Packing::rows);
   if (!rows) return rows.status();
@@ -203,6 +213,7 @@ Status Loss::take(const StridedArray& logits, const StridedArray& targets) {
   work.ignored = config.ignored;
   work.smoothing = config.smoothing;
   work.z = config.z;
+  work.settings = settings_of(work);
   return {};
 }
 

@@ -227,10 +227,10 @@ StoredArray take_array(ManifestReader& reader, const JsonValue& json, const Mani
 
 // Whether its last member is the checksum of what comes before that.
 bool is_as_written(std::string_view given) {
-  const size_t at = given.rfind(kChecksum);
+  const size_t at = given.rfind(kChecksum), digits = at + kChecksum.size(), end = digits + kChecksumDigits;
   uint64_t written = 0;
-  return at != std::string_view::npos && read_digits(given.substr(at + kChecksum.size(), kChecksumDigits), &written) &&
-         written == checksum(given.data(), at);
+  return at != std::string_view::npos && read_digits(given.substr(digits, kChecksumDigits), &written) && end < given.size() &&
+         given[end] == '"' && given.substr(end + 1) == kEnd && written == checksum(given.data(), at);
 }
 
 }  // namespace

@@ -4,6 +4,8 @@
 #include <sys/stat.h>
 
 #include <array>
+#include <string_view>
+#include <unordered_map>
 #include <utility>
 
 #include "base/shape.h"
@@ -35,15 +37,18 @@ Status add_file(const Folder& folder, const std::string& name, const Safetensors
   if (!reader) return reader.status();
   const auto number = static_cast<uint32_t>(model->files.size());
   model->files.push_back({name, reader->about(), 0, reader->has_checksums()});
+  std::unordered_map<std::string_view, size_t> number_of;  // of its arrays
   for (const StoredTensor& tensor : reader->tensors()) {
     if (index != nullptr) {
       const auto listed = index->file_of.find(tensor.name);
       if (listed == index->file_of.end() || listed->second != name) continue;
     }
+    number_of.emplace(tensor.name, model->arrays.size());
     model->arrays.push_back(array_of(tensor, number));
-    for (const auto& [alias, stored] : reader->metadata()) {
-      if (stored == tensor.name && reader->find(alias) == nullptr) model->arrays.back().aliases.push_back(alias);
-    }
+  }
+  for (const auto& [alias, stored] : reader->metadata()) {
+    const auto at = number_of.find(stored);
+    if (at != number_of.end() && reader->find(alias) == nullptr) model->arrays[at->second].aliases.push_back(alias);
   }
   return {};
 }

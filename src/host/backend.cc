@@ -179,7 +179,7 @@ Status HostBackend::look_up(const Lookup& work, bool gradient, void* caller) {
 
 Status HostBackend::cross_entropy(const CrossEntropy& work, CrossEntropyPass pass, void* caller) {
   if (caller != nullptr) return invalid("stream is ", caller, "; host streams are NULL");
-  const DefaultFloats floats;  // of the settings too, which are compared as f32
+  const DefaultFloats floats;
   if (pass != CrossEntropyPass::losses) {
     const int64_t* const ignored = work.ignores ? &work.ignored : nullptr;
     if (Status known = check_ids("targets", work.targets, work.tokens, work.classes, ignored); !known) return known;
@@ -187,8 +187,8 @@ Status HostBackend::cross_entropy(const CrossEntropy& work, CrossEntropyPass pas
   if (pass == CrossEntropyPass::losses) {
     if (const int32_t other = find_other_settings(work); other >= 0) {
       return Status(Code::desync, text("ranks ", work.rank, " and ", other,
-                                       " of the communicator give a cross-entropy different numbers of columns or classes, or another "
-                                       "label_smoothing or z_loss"));
+                                       " of the communicator give a cross-entropy different numbers of columns or classes, another "
+                                       "label_smoothing or z_loss, or another ignore_index"));
     }
   }
   return host::cross_entropy(work, pass);

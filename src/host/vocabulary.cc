@@ -104,7 +104,7 @@ Status add_up_rows(const Lookup& work) {
 }
 
 Status cross_entropy(const CrossEntropy& work, CrossEntropyPass pass, const Kernels& kernels) {
-  if (pass == CrossEntropyPass::scores) work.scores[work.tokens] = settings_of(work);
+  if (pass == CrossEntropyPass::scores) work.scores[work.tokens] = work.settings;
   for (uint64_t token = 0; token < work.tokens; ++token) {
     if (pass == CrossEntropyPass::scores) score(work, token, *kernels.vocabulary);
     if (pass == CrossEntropyPass::losses) finish_loss(work, token);

@@ -135,6 +135,29 @@ static void others_files_are_taken(void** state) {
   job_close(&j);
 }
 
+/* What one file of a model stores goes before another name of that in a file that comes earlier. */
+static void another_files_alias_hides_nothing(void** state) {
+  (void)state;
+  const float x[A] = {7, 8, 9};
+  struct {
+    float a[A];
+    uint16_t b[B];
+  } second = {{1, 2, 3}, {0x3f00, 0x3f80, 0x3fc0, 0x4000}};
+  write_file("several-1.safetensors", "{\"__metadata__\":{\"a\":\"x\"},\"x\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,12]}}", x,
+             sizeof x);
+  write_file("several-2.safetensors",
+             "{\"a\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,12]},"
+             "\"b\":{\"dtype\":\"BF16\",\"shape\":[2,2],\"data_offsets\":[12,20]}}",
+             &second, 20);
+  write_text("several.safetensors.index.json",
+             "{\"metadata\":{},\"weight_map\":{\"x\":\"several-1.safetensors\",\"a\":\"several-2.safetensors\","
+             "\"b\":\"several-2.safetensors\"}}");
+  job j = two_params(NULL);
+  OK(load_params(&j, "several.safetensors.index.json", "x"));
+  CHECK(has_values(&j));
+  job_close(&j);
+}
+
 /* Where it is read piece by piece no element is cut in two. */
 static void long_arrays_may_lie_askew(void** state) {
   (void)state;
@@ -388,9 +411,13 @@ static void every_damage_is_told(void** state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {
-      TEST(others_files_are_taken), TEST(long_arrays_may_lie_askew),        TEST(what_is_no_model_is_refused),
-      TEST(exports_are_models),     TEST(a_name_that_the_format_has_taken), TEST(a_model_that_differs_by_host_is_refused),
-      TEST(every_damage_is_told)};
+  const struct CMUnitTest tests[] = {TEST(others_files_are_taken),
+                                     TEST(another_files_alias_hides_nothing),
+                                     TEST(long_arrays_may_lie_askew),
+                                     TEST(what_is_no_model_is_refused),
+                                     TEST(exports_are_models),
+                                     TEST(a_name_that_the_format_has_taken),
+                                     TEST(a_model_that_differs_by_host_is_refused),
+                                     TEST(every_damage_is_told)};
   return cmocka_run_group_tests(tests, open_folder, close_folder);
 }

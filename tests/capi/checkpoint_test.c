@@ -502,6 +502,13 @@ static void replace_in(const char* name, const char* what, const char* by) {
   fclose(file);
 }
 
+static void append_to(const char* name, const char* what) {
+  FILE* const file = fopen(name, "ab");
+  if (!CHECK(file != NULL)) return;
+  fputs(what, file);
+  fclose(file);
+}
+
 /* A failed check has changed nothing. */
 static void refused_unchanged(const job* j, const char* directory, mdp_status code, const char* words) {
   everything *before = calloc(1, sizeof *before), *after = calloc(1, sizeof *after);
@@ -540,6 +547,11 @@ static void damage_is_found(void** state) {
   char report[400];
   FAILS(MDP_E_CORRUPT, "manifest.json: its checksum", mdp_checkpoint_verify(directory, report, sizeof report, NULL));
   replace_in(manifest, "\"version\":0", "\"version\":1");
+  CHECK(stat(manifest, &about) == 0 && truncate(manifest, about.st_size - 2) == 0);
+  append_to(manifest, ",\"shared_bytes\":0}\n");
+  refused_unchanged(&j, directory, MDP_E_CORRUPT, "manifest.json: its checksum is not that of what it says");
+  CHECK(truncate(manifest, about.st_size - 2) == 0);
+  append_to(manifest, "}\n");
 
   /* Numbers that contradict each other; without a checksum, as megadp once wrote it. */
   replace_in(manifest, "\"checksum\"", "\"unchecks\"");

@@ -390,6 +390,19 @@ static void vectors(void** state) {
 
 /* ── what is refused ── */
 
+/* Each rank with another one. */
+static void refused_of_settings(tp_rank* r, tp_array* x, tp_array* t, tp_array* losses) {
+  SIZED(mdp_tp_cross_entropy_config, config);
+  config.flags = MDP_TP_CROSS_ENTROPY_IGNORE;
+  config.ignore_index = r->rank == 0 ? -100 : -99;
+  FAILS(MDP_E_DESYNC, "or another ignore_index",
+        mdp_tp_cross_entropy_fwd(r->comm, &config, &x->tensor, &t->tensor, &losses->tensor, NULL, NULL));
+  config.ignore_index = -100;
+  config.label_smoothing = r->rank == 0 ? 0 : 0.1;
+  FAILS(MDP_E_DESYNC, "another label_smoothing or z_loss",
+        mdp_tp_cross_entropy_fwd(r->comm, &config, &x->tensor, &t->tensor, &losses->tensor, NULL, NULL));
+}
+
 static void refused_of_losses(tp_rank* r) {
   const int64_t shape[] = {4, 3}, tokens[] = {4}, sums[] = {4, 2}, last = 3;
   tp_array x, t, losses, saved, integers;
@@ -446,9 +459,9 @@ static void refused_of_losses(tp_rank* r) {
   FAILS(MDP_E_INVALID, "targets[3] is 6; it must be between 0 and 5", FWD(&x.tensor, &t.tensor, &losses.tensor, NULL));
   tp_set(&t, &last, -100);
   OK(FWD(&x.tensor, &t.tensor, &losses.tensor, NULL));
-  config.label_smoothing = r->rank == 0 ? 0 : 0.1;
-  FAILS(MDP_E_DESYNC, "another label_smoothing or z_loss", FWD(&x.tensor, &t.tensor, &losses.tensor, NULL));
 #undef FWD
+  tp_set(&t, &last, 0);
+  refused_of_settings(r, &x, &t, &losses);
 }
 
 static void refused_of_embeddings(tp_rank* r) {

@@ -87,7 +87,7 @@ __device__ Value over_block(Value mine, Value* shared, const Operation& operatio
 template <class T>
 __global__ void __launch_bounds__(kThreads) score_tokens(CrossEntropy work) {
   __shared__ double shared[kThreads];
-  if (blockIdx.x == 0 && threadIdx.x == 0) work.scores[work.tokens] = settings_of(work);
+  if (blockIdx.x == 0 && threadIdx.x == 0) work.scores[work.tokens] = work.settings;
   const auto plus = [](double a, double b) { return add(a, b); };
   const int64_t counted = work.counted(work.rank);
   const float none = as_float(0xff800000U);  // -inf
