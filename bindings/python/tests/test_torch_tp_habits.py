@@ -20,7 +20,7 @@ class TorchTpHabits(unittest.TestCase):
 for name in ("unlike_replicas", "alike_parts", "bias_of_parts", "places_in_any_order", "layers_of_their_own", "parts_of_another",
              "normalized_over_all", "buffers_of_their_own", "tied_too_late", "compiled", "optimizer_of_another", "reentrant",
              "model_of_whole_arrays", "wrong_words", "second_derivatives", "experts", "part_of_a_plain_dict",
-             "loaded_on_one", "parts_of_permutations", "sums_of_bits", "buffers_that_take_no_copy", "unequal_blocks"):
+             "part_of_each_kind", "loaded_on_one", "parts_of_permutations", "sums_of_bits", "buffers_that_take_no_copy", "unequal_blocks"):
     setattr(TorchTpHabits, f"test_{name}", lambda self, name=name: self.run_case(name))
 
 

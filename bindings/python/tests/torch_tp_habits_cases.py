@@ -435,12 +435,16 @@ def part_of_a_plain_dict(grid, tp):
     refused(lambda: model(ids), "the parts of 'module.0.weight' are alike")
 
 
-    # Each kind of layer, so that a new one looks too.
-    layers = {type(layer): layer for layer in made(0).module}
+def part_of_each_kind(grid, tp):
+    """Each kind of layer looks at what it has loaded; a new one is to do so too."""
+    torch.manual_seed(0)
+    layers = {type(layer): layer for layer in (VocabParallelEmbedding(8, 4, tp), ColumnParallelLinear(4, 8, tp), RowParallelLinear(8, 4, tp, grad="replicated"))}
     kinds = {kind for base in (Part, *Part.__subclasses__()) for kind in base.__subclasses__() if not kind.__subclasses__()}
     assert kinds == set(layers), kinds
     for layer in layers.values():
-        layer.load_state_dict(of_rank_0(layer.state_dict()))
+        part = layer.weight.detach().clone()
+        tp.broadcast(part)
+        layer.load_state_dict({"weight": part}, strict=False)
         refused(lambda layer=layer: layer(None), "the parts of 'weight' are alike")
 
 
