@@ -17,11 +17,8 @@ Cutting::Cutting(const StoredArray& array) {
   const auto dim = static_cast<size_t>(cut.dim);
   whole_size_ = static_cast<uint64_t>(array.shape[dim]);
   for (size_t d = dim + 1; d < array.shape.size(); ++d) inner_ *= static_cast<uint64_t>(array.shape[d]);
-  // Where one part has all its runs follow one another.
-  const bool has_one = std::any_of(cut.sizes.begin(), cut.sizes.end(), [&](int64_t size) { return size == array.shape[dim]; });
-  const auto turns = static_cast<uint64_t>(has_one ? 1 : cut.stride);
   for (const int64_t size : cut.sizes) {
-    const uint64_t run = static_cast<uint64_t>(size) / turns;
+    const uint64_t run = static_cast<uint64_t>(size) / static_cast<uint64_t>(cut.stride);
     parts_.push_back({static_cast<uint64_t>(size), run, turn_});
     turn_ += run;
   }
