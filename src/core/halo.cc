@@ -262,6 +262,11 @@ Status Halo::forward(void* caller) {
   return {};
 }
 
+// The pieces are those of the last exchange, which another stream of the caller's may still send, or unpack.
+Status Halo::follow_last(void* caller) const {
+  return taken_ == nullptr ? Status() : comm_->channel().stream().make_caller_wait(caller, *taken_);
+}
+
 Status Halo::start(std::vector<StridedArray> fields, bool backward, void* caller) {
   if (!fields_.empty()) return bad_state("mdp_halo_start was called before; mdp_halo_finish comes first");
   if (Status usable = comm_->context().usable(); !usable) return usable;
@@ -270,6 +275,7 @@ Status Halo::start(std::vector<StridedArray> fields, bool backward, void* caller
     fields_ = std::move(fields);
     backward_ = backward;
     if (exchange_ != nullptr) {
+      if (Status ordered = follow_last(caller); !ordered) return ordered;
       if (Status begun = exchange_->begin(backward); !begun) return begun;
       const uint64_t lent = lends();
       for (const Shared& shared : shared_) {
@@ -350,7 +356,11 @@ Status Halo::finish(void* caller) {
     Status done = take_all(caller);
     if (done.ok() && backward_) done = clear_halos(caller);
     fields_.clear();
-    return done;
+    if (!done || exchange_ == nullptr) return done;
+    auto taken = comm_->channel().stream().follow_caller(caller);
+    if (!taken) return taken.status();
+    taken_ = *std::move(taken);
+    return {};
   });
 }
 

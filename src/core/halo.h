@@ -61,6 +61,7 @@ class Halo {
   void measure(Side* side, bool is_own) const;
   Backend& backend() const noexcept { return *comm_->context().backend; }
   Status check(const std::vector<StridedArray>& fields) const;
+  Status follow_last(void* caller) const;
   Status forward(void* caller);
   Status clear(const HaloBox& box, const StridedArray& field, void* caller) const;
   // `packed`: memory in which the boxes lie one after another, of each field.
@@ -94,6 +95,7 @@ class Halo {
   std::vector<StridedArray> own_;
   std::unique_ptr<Memory> zero_;        // one element
   std::unique_ptr<Exchange> exchange_;  // null: no neighbours; goes before the communicator
+  std::shared_ptr<Event> taken_;        // on a device: where the last finish() is over on its caller's stream
   std::vector<StridedArray> fields_;    // since start()
   bool backward_ = false;
 };

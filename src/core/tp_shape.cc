@@ -164,7 +164,7 @@ TpLayerPlan TpLinearShape::plan(int64_t tokens, bool trains_weight) const {
   take_packed(output(), ScratchPiece::received, *this, tokens, &plan);
   take_packed(grad_input(), ScratchPiece::received, *this, tokens, &plan);
   take_packed(grad_output(), ScratchPiece::sent, *this, tokens, &plan);
-  if (has_bias) plan.take(ScratchPiece::ones, bytes(column ? tokens : own, 1));
+  if (has_bias) plan.take(ones_of(type), bytes(column ? tokens : own, 1));
   return plan;
 }
 

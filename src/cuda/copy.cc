@@ -39,8 +39,8 @@ Status copy_on_device(const Gpu& gpu, const StridedArray& to, const StridedArray
   return gpu.check(gpu.plugin().copy_strided(gpu.device(), stream, &flat_to, &flat_from, add), "copying an array");
 }
 
-// What is on the caller's stream may wait for other ranks. Where the caller is asked meanwhile, that is waited for before the copy is
-// begun: an addition must not be done by half, or twice.
+// What is on the caller's stream may wait for other ranks. Where the caller is asked meanwhile, that is waited for before the first part is
+// copied, and then nobody is asked: an addition must not be done by half, or twice.
 Status pass_interruptibly(const std::shared_ptr<Gpu>& gpu, void* stream) {
   if (ask_by(Deadline::never()).at_ns() == UINT64_MAX) return {};
   auto before = RawEvent::record(gpu, stream);
@@ -52,7 +52,6 @@ Status stage(const Places& on, const StridedArray& to, const StridedArray& from,
   const PluginTable& plugin = gpu.plugin();
   const StridedArray& host = to_device ? from : to;
   const uint64_t bytes = count_of(host) * size_of(host.type);
-  if (Status passed = pass_interruptibly(on.gpu, stream); !passed) return passed;
   auto loan = on.staging.borrow(bytes);
   if (!loan) return loan.status();
   const StridedArray dense = dense_like(host, loan->device());
@@ -113,6 +112,7 @@ Status copy_arrays(const Places& on, const StridedArray& to, const StridedArray&
   auto from_device = on_device(gpu, from.data);
   if (!from_device) return from_device.status();
   if (*to_device && *from_device) return copy_on_device(gpu, to, from, add, stream);
+  if (Status passed = pass_interruptibly(on.gpu, stream); !passed) return passed;
   return stage_in_parts(on, to, from, add, stream, *to_device);
 }
 

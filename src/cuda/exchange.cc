@@ -24,7 +24,7 @@ CudaExchange::Way CudaExchange::make_way(const Counts& out, const Counts& in) {
   return way;
 }
 
-// What came last has been read by what the caller has put on its stream, after which start() comes.
+// What went and came last is over on the stream that the caller fills outgoing() on: he has ordered it so, after the last finish().
 Status CudaExchange::begin(bool back) {
   back_ = back;
   return {};
