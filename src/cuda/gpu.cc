@@ -91,6 +91,7 @@ uint64_t Gpu::line_of(const std::vector<int>& members) {
 }
 
 void Gpu::fail(const Status& why) {
+  if (why.ok()) return;
   {
     const std::lock_guard lock(mutex_);
     if (!failure_.ok()) return;

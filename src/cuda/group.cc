@@ -90,7 +90,9 @@ Result<std::unique_ptr<Window>> CudaGroup::allocate_window(size_t bytes) {
   (*block)->bytes = bytes;
   Status mine = bytes == 0 ? invalid("0 bytes asked for; at least 1 is needed") : gpu.failed() ? gpu.failure() : Status();
   if (mine.ok()) {
-    mine = gpu.check(gpu.plugin().nccl_allocate(gpu.nccl(), gpu.device(), bytes, &(*block)->data), text("allocating ", bytes, " bytes"));
+    mine = member_->watch()->allocate([&] {
+      return gpu.check(gpu.plugin().nccl_allocate(gpu.nccl(), gpu.device(), bytes, &(*block)->data), text("allocating ", bytes, " bytes"));
+    });
   }
   if (Status all_have = agree(member_->gpu()->world(), members(), on, mine.with_context(on.kind)); !all_have) return all_have;
   windows_ += 1;

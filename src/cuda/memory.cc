@@ -14,8 +14,10 @@ Result<std::unique_ptr<CudaMemory>> CudaMemory::allocate(std::shared_ptr<Gpu> gp
   if (bytes > 0) {
     const PluginTable& plugin = gpu->plugin();
     const auto from = kind == Kind::device ? plugin.allocate : plugin.allocate_pinned;
-    Status allocated = gpu->check(from(gpu->device(), bytes, &block->data),
-                                  text("allocating ", bytes, kind == Kind::device ? " bytes" : " bytes of pinned host memory"));
+    const Status allocated = watch->allocate([&] {
+      return gpu->check(from(gpu->device(), bytes, &block->data),
+                        text("allocating ", bytes, kind == Kind::device ? " bytes" : " bytes of pinned host memory"));
+    });
     if (!allocated) return allocated;
   }
   return std::unique_ptr<CudaMemory>(new CudaMemory(std::move(block), std::move(watch)));

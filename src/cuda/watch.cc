@@ -72,9 +72,13 @@ struct Watch::State {
   void run();
   bool look();
   // What has ended: to be released, and to be aborted, without the mutex.
+  struct Lost {
+    std::shared_ptr<Communicator> communicator;
+    Status why;
+  };
   struct Ended {
     std::vector<std::shared_ptr<void>> dropped;
-    std::vector<std::shared_ptr<Communicator>> lost;
+    std::vector<Lost> lost;
   };
   void take_off(Ended* ended);
   void take_off_collectives(Ended* ended);
@@ -125,10 +129,10 @@ bool Watch::State::look() {
   Ended ended;
   take_off(&ended);
   lock.unlock();
-  for (const auto& communicator : ended.lost) {
-    // The failure may have come from another rank a moment ago: what is queued behind must know of it first.
-    communicator->gpu()->fail(communicator->gpu()->failure());
-    communicator->abort();
+  for (const Lost& one : ended.lost) {
+    // It may be the device's own, or another rank's of a moment ago: what is queued behind must know of it first.
+    one.communicator->gpu()->fail(one.why);
+    one.communicator->abort();
   }
   const bool moved = !ended.dropped.empty();
   ended = {};  // destructors may come back here
@@ -154,17 +158,23 @@ void Watch::State::take_off(Ended* ended) {
   take_off_memory(ended);
 }
 
+// Those of one communicator begin one after another; others may be on streams that have come further.
 void Watch::State::take_off_collectives(Ended* ended) {
+  std::set<const Communicator*> behind;
   for (Running& one : running) {
-    if (one.began_ns != 0) continue;
-    if (!one.collective.begin->done()) break;
-    one.began_ns = now_ns();
+    const Communicator* const communicator = one.collective.communicator.get();
+    if (one.began_ns != 0 || behind.count(communicator) != 0) continue;
+    if (one.collective.begin->done()) {
+      one.began_ns = now_ns();
+    } else {
+      behind.insert(communicator);
+    }
   }
   while (!running.empty() && running.front().collective.end->done()) {
     auto one = std::make_shared<Running>(std::move(running.front()));
     running.pop_front();
-    if (!one->collective.end->status().ok()) {
-      ended->lost.push_back(one->collective.communicator);
+    if (Status why = one->collective.end->status(); !why) {
+      ended->lost.push_back({one->collective.communicator, std::move(why)});
       aborted.push_back(std::move(*one));
       continue;
     }
@@ -308,6 +318,17 @@ void Watch::drop(std::shared_ptr<void> object, std::shared_ptr<CudaEvent> after,
     }
   }
   leak(std::move(object));
+}
+
+bool Watch::await_freed() {
+  constexpr auto kMost = std::chrono::milliseconds(300);
+  State& s = *state_;
+  std::unique_lock lock(s.mutex);
+  const auto over = [&s] { return s.doomed.empty() && !s.freeing; };
+  if (over()) return false;
+  s.changed.notify_one();
+  s.freed.wait_for(lock, kMost, over);
+  return true;
 }
 
 void Watch::abandon(uint64_t grace_ns) noexcept {

@@ -200,6 +200,80 @@ bool goes_before_it_has_arrived() {
   return good;
 }
 
+// Nobody waits for what the device of rank 1 says that it could not do: all ranks learn of it, with CUDA's sentence.
+bool broken_device() {
+  std::vector<std::unique_ptr<DeviceFloats>> values;  // longer than anything works on them
+  for (int rank = 0; rank < 3; ++rank) values.push_back(std::make_unique<DeviceFloats>(std::vector<float>(100, 1)));
+  const bool good = run_kind("a device that breaks", {MDP_BACKEND_CUDA, 0, 60'000'000'000}, 3, [&](KindRank& rank) {
+    const std::vector<int64_t> shape = {100};
+    const mdp_tensor all = floats(values[static_cast<size_t>(rank.rank)]->data(), shape, rank.rank);
+    mdp_request* request = nullptr;
+    ok(mdp_all_reduce(rank.comm.get(), &all, &all, MDP_OP_SUM, nullptr, &request));
+    const mdp_status done = mdp_request_wait(request, UINT64_MAX);
+    mdp_request_free(request);
+    if (rank.rank == 1) {
+      ok(done);  // the others may know already
+      standin::broken_device() = 1;
+    }
+    (void)mdp_all_reduce(rank.comm.get(), &all, &all, MDP_OP_SUM, nullptr, nullptr);
+    const mdp_error_info info = failure_of(rank);
+    const std::string said = info.text;
+    require(info.status == MDP_E_BACKEND && info.rank == 1, "rank ", info.rank, ": ", mdp_status_name(info.status), ": ", said);
+    for (const std::string& word : {std::string("on CUDA device 1"), "stand-in failure " + std::to_string(standin::kBadMemory)}) {
+      require(said.find(word) != std::string::npos, "'", said, "' does not say ", word);
+    }
+  });
+  standin::broken_device() = -1;
+  standin::wait_for_threads();
+  return good;
+}
+
+// Rank 1 comes to neither of two collectives. What is before the first on rank 0's stream holds it up: its time does not run, but that of
+// the second, on another stream, does.
+void behind_another_stream(KindRank& rank, const DeviceFloats& values) {
+  const std::vector<int64_t> shape = {100};
+  const mdp_tensor all = floats(values.data(), shape, rank.rank);
+  mdp_comm* split = nullptr;
+  ok(mdp_comm_split(rank.comm.get(), 0, 0, &split));
+  const Comm part(split);
+  for (mdp_comm* const comm : {rank.comm.get(), split}) ok(mdp_all_reduce(comm, &all, &all, MDP_OP_SUM, nullptr, nullptr));
+  ok(mdp_barrier(rank.comm.get(), nullptr));
+  if (rank.rank == 1) {
+    require(failure_of(rank).status == MDP_E_TIMEOUT, "got ", failure_of(rank).text);
+    return;
+  }
+  void* slow = nullptr;
+  require(plugin().stream_create(nullptr, false, &slow) == 0, "no stream");
+  std::atomic<bool> over{false};
+  standin::queue_of(nullptr, slow)->submit([&over] {
+    while (!over) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  });
+  std::string missing;
+  try {
+    mdp_request* request = nullptr;
+    ok(mdp_all_reduce(rank.comm.get(), &all, &all, MDP_OP_SUM, slow, &request));
+    mdp_request_free(request);
+    ok(mdp_all_reduce(split, &all, &all, MDP_OP_SUM, nullptr, nullptr));
+    const mdp_error_info info = failure_of(rank);
+    require(info.status == MDP_E_TIMEOUT && info.rank == 1, "rank ", info.rank, ": ", mdp_status_name(info.status), ": ", info.text);
+  } catch (const std::exception& error) {
+    missing = error.what();
+  }
+  over = true;
+  plugin().stream_synchronize(nullptr, slow);
+  plugin().stream_destroy(nullptr, slow);
+  require(missing.empty(), missing);
+}
+
+bool does_not_come_behind_another_stream() {
+  std::vector<std::unique_ptr<DeviceFloats>> values;
+  for (int rank = 0; rank < 2; ++rank) values.push_back(std::make_unique<DeviceFloats>(std::vector<float>(100, 1)));
+  const bool good = run_kind("behind another stream", {MDP_BACKEND_CUDA, 0, kNeverComes.timeout_ns}, 2,
+                             [&](KindRank& rank) { behind_another_stream(rank, *values[static_cast<size_t>(rank.rank)]); });
+  standin::wait_for_threads();
+  return good;
+}
+
 }  // namespace
 
 int main() {
@@ -210,6 +284,8 @@ int main() {
   good = different_calls() && good;
   good = half_a_group() && good;
   good = goes_before_it_has_arrived() && good;
+  good = broken_device() && good;
+  good = does_not_come_behind_another_stream() && good;
   std::cerr << (good ? "all passed" : "some FAILED") << "\n";
   return good ? 0 : 1;
 }

@@ -94,6 +94,10 @@ bool register_teardown();
 constexpr int kTornDown = 86;
 // The device that has no memory left; -1: none.
 std::atomic<int>& full_device();
+// It has again once some has been released, which goes on when an allocation has found that it has none.
+std::atomic<bool>& release_makes_room();
+// The device that says of an event that has happened that what is before it has failed, as CUDA does for ever after; -1: none.
+std::atomic<int>& broken_device();
 // The rank whose second collective in a group fails; -1: none.
 std::atomic<int>& failing_rank();
 // The others' NCCL says at once that another rank has failed, rather than wait for it.

@@ -234,8 +234,9 @@ int32_t event_record(Device* device, void* event, void* stream) {
   return 0;
 }
 
-int32_t event_query(Device*, void* event) {
-  return event_of(event)->done_ns != 0 ? 0 : kPending;
+int32_t event_query(Device* device, void* event) {
+  if (event_of(event)->done_ns == 0) return kPending;
+  return device != nullptr && device->index == broken_device() ? kBadMemory : 0;
 }
 
 int32_t event_elapsed(Device*, void* begin, void* end, float* milliseconds) {
@@ -510,9 +511,23 @@ std::atomic<int>& full_device() {
   return index;
 }
 
+std::atomic<bool>& release_makes_room() {
+  static std::atomic<bool> so{false};
+  return so;
+}
+
+std::atomic<int>& broken_device() {
+  static std::atomic<int> index{-1};
+  return index;
+}
+
 int32_t allocate(Device* device, size_t bytes, void** out) {
   count_sync(device);
-  if (bytes > size_t{1} << 36 || (device != nullptr && device->index == full_device())) return kOutOfMemory;
+  if (bytes > size_t{1} << 36) return kOutOfMemory;
+  if (device != nullptr && device->index == full_device()) {
+    if (release_makes_room()) release_gate().open();
+    return kOutOfMemory;
+  }
   const size_t rounded = (bytes + 255) / 256 * 256;
   *out = std::aligned_alloc(256, rounded);
   if (*out == nullptr) return kOutOfMemory;
@@ -544,6 +559,7 @@ int32_t release(Device* device, void* memory) {
     memory_map().erase(static_cast<const std::byte*>(memory));
   }
   std::free(memory);
+  if (release_makes_room()) full_device() = -1;
   return 0;
 }
 

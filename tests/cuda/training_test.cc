@@ -339,6 +339,32 @@ void full_device(KindRank& rank) {
   ok(mdp_buffer_verify(buffer));
 }
 
+// What was destroyed a moment ago is given back by another thread: it counts as room.
+void full_but_for_what_goes(KindRank& rank) {
+  namespace standin = megadp::standin;
+  const Model model(rank, {});
+  const auto another = [&model] {
+    mdp_optimizer* optimizer = nullptr;
+    ok(mdp_optimizer_create(model.buffer(), nullptr, &optimizer));
+    return Optimizer(optimizer);
+  };
+  Optimizer first = another();
+  standin::release_gate().close();
+  standin::full_device() = 0;
+  standin::release_makes_room() = true;
+  first.reset();
+  std::string missing;
+  try {
+    const Optimizer second = another();
+  } catch (const std::exception& error) {
+    missing = error.what();
+  }
+  standin::release_makes_room() = false;
+  standin::full_device() = -1;
+  standin::release_gate().open();
+  require(missing.empty(), missing);
+}
+
 // ── streams of the program's ──
 
 // Two, of which the first one is busy for a while whenever it is used.
@@ -541,6 +567,7 @@ int main() {
   good = run_kind("not submitted", {}, 1, not_submitted) && good;
   for (const int ranks : {1, 2}) good = run_kind("refused by the device", {}, ranks, refused_by_the_device) && good;
   good = run_kind("a full device", {}, 4, full_device) && good;
+  good = run_kind("full but for what goes", {}, 1, full_but_for_what_goes) && good;
   good = run_kind("gradients on streams", {}, 1, gradients_on_streams) && good;
   good = run_kind("writes on streams", {}, 1, writes_on_streams) && good;
   good = run_kind("written through views", {}, 2, written_through_views) && good;
