@@ -12,7 +12,7 @@
 // explain() turns into a sentence; by kind_of() the caller may tell kinds apart. A failed call has changed nothing that its caller would
 // have to undo. Functions on a device may be called from any thread, several at a time; each makes the device current for its own duration
 // and puts back what was current before. A Device of NULL means the one that is current, uncounted: for tests without a device. Calls on
-// one NCCL communicator, its parent and the communicators split from it come one at a time.
+// one NCCL communicator come one at a time.
 #pragma once
 
 #include <cstddef>

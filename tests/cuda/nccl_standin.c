@@ -170,6 +170,11 @@ int ncclRedOpCreatePreMulSum(int* op, void* scalar, int type, int residence, str
   *op = 100 + call_count;
   return outcome("ncclRedOpCreatePreMulSum");
 }
+int ncclRedOpDestroy(int op, struct ncclComm* comm) {
+  (void)comm;
+  note("ncclRedOpDestroy")->op = op;
+  return outcome("ncclRedOpDestroy");
+}
 
 int ncclGroupStart(void) {
   note("ncclGroupStart");

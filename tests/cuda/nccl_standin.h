@@ -57,6 +57,7 @@ int ncclCommDeregister(struct ncclComm* comm, void* handle);
 int ncclCommWindowRegister(struct ncclComm* comm, void* memory, size_t bytes, void** window, int flags);
 int ncclCommWindowDeregister(struct ncclComm* comm, void* window);
 int ncclRedOpCreatePreMulSum(int* op, void* scalar, int type, int residence, struct ncclComm* comm);
+int ncclRedOpDestroy(int op, struct ncclComm* comm);
 int ncclGroupStart(void);
 int ncclGroupEnd(void);
 int ncclSend(const void* from, size_t count, int type, int peer, struct ncclComm* comm, void* stream);

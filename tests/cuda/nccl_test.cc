@@ -437,6 +437,35 @@ void divisors(bool device) {
   check_equal(plugin->comm_destroy(comm), 0, "comm_destroy");
 }
 
+// A divisor by tokens is another one in each step: NCCL's operations of the last few are kept, and those of a group until it ends.
+void kept_operations() {
+  Fixture f;
+  NcclComm* const comm = f.make(6);
+  float data[64];
+  const auto divide = [&](double divisor) {
+    check_equal(plugin->comm_all_reduce(comm, nullptr, data, data, 4, DType::f32, Op::sum, divisor), 0, "a sum to be divided");
+    return nccl_says->last("ncclAllReduce")->op;
+  };
+  const auto made_and_gone = [&](int made, int gone, const char* when) {
+    check_equal(nccl_says->count("ncclRedOpCreatePreMulSum"), made, text("operations made ", when));
+    check_equal(nccl_says->count("ncclRedOpDestroy"), gone, text("operations destroyed ", when));
+  };
+  const int first = divide(3), second = divide(5);
+  for (const double divisor : {6, 7}) divide(divisor);
+  made_and_gone(4, 0, "by four divisors");
+  check_equal(divide(3), first, "the operation of a divisor that comes again");
+  divide(9);
+  made_and_gone(5, 1, "by a fifth");
+  check_equal(nccl_says->last("ncclRedOpDestroy")->op, second, "the one used longest ago");
+  check_equal(divide(3), first, "the operation of a divisor that comes again");
+  check_equal(plugin->comm_group_begin(comm), 0, "comm_group_begin");
+  for (const double divisor : {11, 12, 13, 14, 15}) divide(divisor);
+  made_and_gone(10, 1, "within a group");
+  check_equal(plugin->comm_group_end(comm), 0, "comm_group_end");
+  made_and_gone(10, 6, "by a group");
+  check_equal(plugin->comm_destroy(comm), 0, "comm_destroy");
+}
+
 void memory(bool device) {
   Fixture f;
   NcclComm* const comm = f.make();
@@ -509,6 +538,7 @@ int main(int, char** arguments) {
   failing_exchanges();
   groups(device);
   divisors(device);
+  kept_operations();
   memory(device);
   memory_in_progress();
   return finish();

@@ -2,7 +2,8 @@
 // Collectives: which type, which operation, and how a sum is divided.
 //
 // NCCL divides before it sums, by a factor of the elements' own type: 1/3 as a bf16 is off by 0.2 %. So sums of half-width types are
-// multiplied by a power of two before (exact, and it keeps f16 from overflowing), and what is left of the divisor divides afterwards.
+// multiplied by a power of two before, which keeps f16 from overflowing, and what is left of the divisor divides afterwards. The first is
+// exact but for what becomes subnormal by it: an f16 that is then below 2^-14 loses its last bits.
 #include <algorithm>
 #include <cmath>
 #include <new>
@@ -64,20 +65,30 @@ int32_t make_room(std::vector<T>* list) {
   }
 }
 
+// Those used longest ago go. NCCL may be asked to as soon as the calls that were given them have returned; those of a group, when it ends.
+void drop_sums(NcclComm* comm, size_t kept) {
+  if (comm->grouped || comm->sums.size() <= kept) return;
+  const auto end = comm->sums.end() - static_cast<std::ptrdiff_t>(kept);
+  for (auto sum = comm->sums.begin(); sum != end; ++sum) static_cast<void>(comm->nccl->red_op_destroy(sum->op, comm->handle));
+  comm->sums.erase(comm->sums.begin(), end);
+}
+
 int32_t scaled_sum(NcclComm* comm, DType type, ncclDataType_t nccl_type, double factor, ncclRedOp_t* out) {
-  for (const ScaledSum& sum : comm->sums) {
-    if (sum.type == type && sum.factor == factor) {
-      *out = sum.op;
-      return 0;
-    }
+  std::vector<ScaledSum>& sums = comm->sums;
+  const auto known = std::find_if(sums.begin(), sums.end(), [&](const ScaledSum& sum) { return sum.type == type && sum.factor == factor; });
+  if (known != sums.end()) {
+    std::rotate(known, known + 1, sums.end());
+    *out = sums.back().op;
+    return 0;
   }
   // Room first: an operation that was made is not lost then.
-  if (const int32_t full = make_room(&comm->sums); full != 0) return full;
+  if (const int32_t full = make_room(&sums); full != 0) return full;
+  drop_sums(comm, kKeptSums - 1);
   Factor scalar = factor_of(type, factor);
   ncclRedOp_t op = ncclSum;
   const int32_t made = result_of(comm->nccl->red_op_create_pre_mul_sum(&op, &scalar, nccl_type, ncclScalarHostImmediate, comm->handle));
   if (made != 0) return made;
-  comm->sums.push_back({type, factor, op});
+  sums.push_back({type, factor, op});
   *out = op;
   return 0;
 }
@@ -162,6 +173,7 @@ int32_t comm_group_end(NcclComm* comm) {
   const Current current(comm->device);
   const int32_t result = result_of(comm->nccl->group_end());
   comm->grouped = false;
+  if (!comm->aborted) drop_sums(comm, kKeptSums);
   if (result == kPending) return result;
   if (result != 0) comm->divisions.clear();
   if (current.result() != 0) return current.result();

@@ -10,7 +10,8 @@
 
 namespace megadp::cuda {
 
-// A pre-multiplied sum that has been made; they live as long as the communicator.
+// A pre-multiplied sum that has been made. A few are kept, since buckets are divided alike; a divisor by tokens is another in each step.
+constexpr size_t kKeptSums = 4;
 struct ScaledSum {
   DType type;
   double factor;
@@ -32,7 +33,7 @@ struct NcclComm {
   ncclComm_t handle = nullptr;
   int size = 0;
   bool aborted = false;
-  std::vector<ScaledSum> sums;
+  std::vector<ScaledSum> sums;      // the last used is the last
   std::vector<Division> divisions;  // of collectives that are not in their stream yet
   bool grouped = false;             // between comm_group_begin() and comm_group_end()
 };

@@ -32,6 +32,7 @@ struct Nccl {
   decltype(&::ncclMemAlloc) mem_alloc = find("ncclMemAlloc");
   decltype(&::ncclMemFree) mem_free = find("ncclMemFree");
   decltype(&::ncclRedOpCreatePreMulSum) red_op_create_pre_mul_sum = find("ncclRedOpCreatePreMulSum");
+  decltype(&::ncclRedOpDestroy) red_op_destroy = find("ncclRedOpDestroy");
   decltype(&::ncclGroupStart) group_start = find("ncclGroupStart");
   decltype(&::ncclGroupEnd) group_end = find("ncclGroupEnd");
   decltype(&::ncclSend) send = find("ncclSend");
