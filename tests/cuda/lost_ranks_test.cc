@@ -253,7 +253,8 @@ void behind_another_stream(KindRank& rank, const DeviceFloats& values) {
     mdp_request* request = nullptr;
     ok(mdp_all_reduce(rank.comm.get(), &all, &all, MDP_OP_SUM, slow, &request));
     mdp_request_free(request);
-    ok(mdp_all_reduce(split, &all, &all, MDP_OP_SUM, nullptr, nullptr));
+    // Where a device holds one collective at a time the call itself waits for its turn.
+    if (const mdp_status second = mdp_all_reduce(split, &all, &all, MDP_OP_SUM, nullptr, nullptr); second != MDP_E_TIMEOUT) ok(second);
     const mdp_error_info info = failure_of(rank);
     require(info.status == MDP_E_TIMEOUT && info.rank == 1, "rank ", info.rank, ": ", mdp_status_name(info.status), ": ", info.text);
   } catch (const std::exception& error) {
