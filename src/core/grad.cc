@@ -9,8 +9,8 @@ namespace megadp {
 
 void Gradients::start_step() {
   // Of a step that is begun anew: they may still be written to.
-  for (const BucketRef& each : arenas_->plan().launch_order) {
-    if (is_pooled()) leave_spills(arenas_->arena_of(each), each.bucket);
+  if (is_pooled()) {
+    for (const BucketRef& each : arenas_->plan().launch_order) leave_spills(arenas_->arena_of(each), each.bucket);
   }
   for (ParamState& state : states_) {
     state.arrivals = 0;

@@ -301,7 +301,7 @@ Status Optimizer::check_synced(const Step& step) const {
         text(step.nonfinite.text(), "; the gradients stay: begin anew with mdp_buffer_zero_grad, or step without MDP_STEP_UNCHECKED"),
         step.nonfinite.blame());
   }
-  if (const double divisor = divisor_of(step.options); !(divisor >= kLeastDivisor && divisor <= kMostDivisor)) {
+  if (const double divisor = divisor_of(step.options); !is_within(divisor, Range::divisor)) {
     return invalid("mdp_optimizer_step: loss_scale times grad_divisor times the step's tokens is ", divisor, "; it must be between ",
                    kLeastDivisor, " and ", kMostDivisor);
   }

@@ -59,8 +59,9 @@ struct Watch::State {
   uint64_t abandon_at_ns = UINT64_MAX;
   uint64_t troubled_ns = 0;  // when NCCL first reported a failure
   bool started = false, closing = false;
-  bool freeing = false;  // nothing may be submitted
-  int submitting = 0;    // nothing may be freed
+  bool freeing = false;      // nothing may be submitted
+  uint64_t times_freed = 0;  // how often it was over
+  int submitting = 0;        // nothing may be freed
 
   bool idle() const { return running.empty() && aborted.empty() && awaited.empty() && doomed.empty(); }
   // Nothing is left but what goes when other ranks are done, which may take them as long as they like.
@@ -138,7 +139,7 @@ bool Watch::State::look() {
   ended = {};  // destructors may come back here
   gpu.reset();
   lock.lock();
-  freeing = false;
+  if (std::exchange(freeing, false)) ++times_freed;
   freed.notify_all();
   return moved;
 }
@@ -320,15 +321,13 @@ void Watch::drop(std::shared_ptr<void> object, std::shared_ptr<CudaEvent> after,
   leak(std::move(object));
 }
 
-bool Watch::await_freed() {
+void Watch::await_freed() {
   constexpr auto kMost = std::chrono::milliseconds(300);
   State& s = *state_;
   std::unique_lock lock(s.mutex);
-  const auto over = [&s] { return s.doomed.empty() && !s.freeing; };
-  if (over()) return false;
   s.changed.notify_one();
-  s.freed.wait_for(lock, kMost, over);
-  return true;
+  // What a stream is just letting go of has not come here yet.
+  s.freed.wait_for(lock, kMost, [&s, before = s.times_freed] { return s.times_freed != before && s.doomed.empty() && !s.freeing; });
 }
 
 void Watch::abandon(uint64_t grace_ns) noexcept {

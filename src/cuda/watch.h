@@ -64,18 +64,20 @@ class Watch {
   // Drops `object` on the watch's thread, once the event (if any) is done, no collective is under way, and `ready` (if any) says so or the
   // owner's time is over.
   void drop(std::shared_ptr<void> object, std::shared_ptr<CudaEvent> after = nullptr, std::function<bool()> ready = {}) noexcept;
-  // Allocates, and once more where memory lacked while some was being given back.
+  // Allocates, and once more where memory lacked, which some that was destroyed may just be giving back.
   template <class Allocate>
   Status allocate(const Allocate& from_device) {
     Status done = from_device();
-    return done.code() == Code::memory && await_freed() ? from_device() : done;
+    if (done.code() != Code::memory) return done;
+    await_freed();
+    return from_device();
   }
   // The owner has gone: what is under way gets this long to end, then it is aborted.
   void abandon(uint64_t grace_ns) noexcept;
 
  private:
-  // Whether anything was to be freed, which is waited for, a moment at most: it may need other ranks.
-  bool await_freed();
+  // Until something has been freed, a moment at most: that may need other ranks, and there may be nothing.
+  void await_freed();
   std::shared_ptr<State> state_;  // the thread holds another reference
 };
 

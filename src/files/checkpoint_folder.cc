@@ -71,29 +71,34 @@ bool is_id(std::string_view digits) {
 std::optional<std::string_view> host_of(std::string_view name) {
   if (!name.starts_with(kSaving)) return {};
   std::string_view host = name.substr(kSaving.size());
-  const auto last = [&] { return std::min(host.rfind('-'), host.size()); };
-  const std::string_view attempt = host.substr(std::min(last() + 1, host.size()));
-  if (!is_id(attempt) && attempt.find_first_not_of("0123456789") == std::string_view::npos) host = host.substr(0, last());
-  const size_t dash = last();
-  if (dash == host.size() || !is_id(host.substr(dash + 1))) return {};
-  return host.substr(0, dash);
+  const auto cut_last = [&host] {  // what comes behind its last dash
+    const size_t dash = host.rfind('-');
+    const std::string_view last = dash == std::string_view::npos ? "" : host.substr(dash + 1);
+    host = host.substr(0, dash);
+    return last;
+  };
+  std::string_view id = cut_last();
+  if (!is_id(id) && id.find_first_not_of("0123456789") == std::string_view::npos) id = cut_last();
+  return is_id(id) ? std::optional(host) : std::nullopt;
 }
 
 // Not all file systems tell hosts of each other's locks, so another's save may be under way, and its folder is left alone. Where hosts get
-// new names as they start anew (containers), nobody ever removes it: that is said, once, of one that nothing was added to for an hour.
+// new names as they start anew (containers), nobody ever removes it: that is said, once, of one that nothing was written into for an hour.
 void tell_of_another_host(const Folder& directory, const std::string& name, std::string_view host) {
   static std::atomic<bool> is_told{false};
-  struct stat found {};
-  if (is_told || ::lstat(directory.path_of(name).c_str(), &found) != 0 || !S_ISDIR(found.st_mode)) return;
-  if (found.st_mtime > ::time(nullptr) - kQuietSeconds || is_told.exchange(true)) return;
+  if (is_told) return;
   auto folder = directory.open_folder(name, Folder::Links::refused);
   auto files = folder ? folder->list() : folder.status();
-  if (!files) return;
+  struct stat found {};
+  if (!files || ::lstat(directory.path_of(name).c_str(), &found) != 0) return;
+  time_t written = found.st_mtime;
   uint64_t bytes = 0;
   for (const std::string& each : *files) {
-    auto file = folder->open_file(each);
-    if (file) bytes += file->bytes().ok() ? *file->bytes() : 0;
+    if (::lstat(folder->path_of(each).c_str(), &found) != 0) continue;
+    written = std::max(written, found.st_mtime);
+    bytes += static_cast<uint64_t>(found.st_size);
   }
+  if (written > ::time(nullptr) - kQuietSeconds || is_told.exchange(true)) return;
   log(LogLevel::warning, text(directory.path_of(name), " was left by host ", host, " in the middle of a save, and takes ", bytes,
                               " bytes: only a save on a host of that name removes it. If there is none any more, remove this folder, and "
                               "others like it"));

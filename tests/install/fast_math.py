@@ -63,7 +63,8 @@ def main():
         build = os.path.join(folder, "build")
         status, said = said_by([cmake, "-G", "Unix Makefiles", "-S", folder, "-B", build, "-DCMAKE_BUILD_TYPE=Release",
                                 "-DCMAKE_CXX_COMPILER=" + compiler, "-DCMAKE_CXX_FLAGS=-Ofast -ffast-math",
-                                "-DCMAKE_CUDA_FLAGS=-use_fast_math", "-DCMAKE_CXX_FLAGS_RELEASE=-Ofast", "-DMEGADP_TOOLS=OFF"])
+                                "-DCMAKE_CUDA_FLAGS=-use_fast_math", "-DCMAKE_CUDA_FLAGS_RELEASE=-O3 --use_fast_math",
+                                "-DCMAKE_CXX_FLAGS_RELEASE=-Ofast", "-DMEGADP_TOOLS=OFF"])
         assert status == 0, said
         check_compilers(build)
         check_linker(build)

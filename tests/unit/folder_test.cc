@@ -185,7 +185,6 @@ void test_other_hosts_have_theirs() {
   });
 }
 
-// Whoever may not open the newest checkpoint does not mean an older one.
 // Each restart of a container under another name left a part of a checkpoint, for ever, and nothing told of it.
 void test_what_another_host_has_left_is_told() {
   static std::string told;
@@ -197,7 +196,12 @@ void test_what_another_host_has_left_is_told() {
     check(PendingCheckpoint::create(path, kId).ok(), "a checkpoint is begun");
     deliver_logs();
     check(told.empty(), "it may be a save under way: " + told);
-    fs::last_write_time(fs::path(path) / left, fs::file_time_type::clock::now() - std::chrono::hours(2));
+    const auto long_ago = fs::file_time_type::clock::now() - std::chrono::hours(2);
+    fs::last_write_time(fs::path(path) / left, long_ago);
+    check(PendingCheckpoint::create(path, kId).ok(), "another is begun");
+    deliver_logs();
+    check(told.empty(), "nothing was added for long, but a file is still written: " + told);
+    fs::last_write_time(fs::path(path) / left / "rank-00000.safetensors", long_ago);
     check(PendingCheckpoint::create(path, kId).ok(), "another is begun");
     deliver_logs();
     check(told.find(path + "/" + left + " was left by host pod-1 in") != std::string::npos, "folder and host: " + told);
@@ -210,6 +214,7 @@ void test_what_another_host_has_left_is_told() {
   set_log(nullptr, nullptr);
 }
 
+// Whoever may not open the newest checkpoint does not mean an older one.
 void test_an_older_one_is_not_taken_for_it() {
   in_a_folder([](const std::string& path) {
     write(fs::path(path) / "checkpoint-000001/manifest.json", "{}");
